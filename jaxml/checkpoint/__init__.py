@@ -1,0 +1,1 @@
+"""Sealed checkpoints: manifest and arrays. The gateway to Orbax."""

@@ -1,0 +1,1 @@
+"""Meshes, logical axes to shardings, chip facts and process start-up."""

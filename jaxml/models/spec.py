@@ -1,0 +1,115 @@
+"""What a model is, as data: a decoder made of typed pieces, and a classifier on top of one. No jax.
+
+Reads `config.spec`; `models.decoder` and `models.classifier` build the Flax modules, `models.cost` counts parameters and
+FLOPs. A field that only one family of models uses lives in the spec of that piece.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxml.config.spec import Spec
+
+
+@dataclass(frozen=True)
+class NormSpec(Spec):
+    """Normalisation over the width. `layer` subtracts the mean (Ba et al. 2016), `rms` does not (Zhang & Sennrich 2019)."""
+
+    kind: Literal["layer", "rms"] = "rms"
+    epsilon: float = 1e-6
+    has_bias: bool = False
+
+
+@dataclass(frozen=True)
+class RopeSpec(Spec):
+    """Rotary positions (Su et al. 2021), halves rotated together as in GPT-NeoX and Llama."""
+
+    base: float = 10_000.0
+
+
+@dataclass(frozen=True)
+class LearnedPositionSpec(Spec):
+    """A learned table of `context_length` position embeddings, added to the token embeddings."""
+
+
+@dataclass(frozen=True)
+class AttentionSpec(Spec):
+    """Multi-head (num_kv_heads = num_heads), grouped-query or multi-query (num_kv_heads = 1) attention.
+
+    `window`: a query sees itself and the `window - 1` tokens before it (and as many after it in a bidirectional model);
+    None sees everything.
+    `logit_softcap`: scores become cap * tanh(scores / cap).
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_width: int
+    rope: RopeSpec | None = None
+    has_bias: bool = False
+    has_output_bias: bool = False
+    qk_norm: NormSpec | None = None
+    window: int | None = None
+    logit_softcap: float | None = None
+
+
+@dataclass(frozen=True)
+class MlpSpec(Spec):
+    """The feed-forward piece; `swiglu` and `geglu` are gated and have a third matrix. `gelu` is the tanh form if `gelu_tanh`."""
+
+    width: int
+    activation: Literal["gelu", "gelu_tanh", "swiglu", "geglu", "squared_relu"] = "swiglu"
+    has_bias: bool = False
+
+
+@dataclass(frozen=True)
+class BlockSpec(Spec):
+    """A pre-norm residual block: x + attention(norm(x)), then x + mlp(norm(x)); dropout on both branches."""
+
+    attention: AttentionSpec
+    mlp: MlpSpec
+    norm: NormSpec = NormSpec()
+
+
+@dataclass(frozen=True)
+class DecoderSpec(Spec):
+    """A stack of blocks. `blocks` is the repeating pattern: layer i is `blocks[i % len(blocks)]`."""
+
+    vocab_size: int
+    context_length: int
+    width: int
+    num_layers: int
+    blocks: tuple[BlockSpec, ...]
+    position: LearnedPositionSpec | None = None
+    final_norm: NormSpec = NormSpec()
+    is_causal: bool = True
+    tied_head: bool = True
+    head_bias: bool = False
+    logit_softcap: float | None = None
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True)
+class ClassifierSpec(Spec):
+    """Class logits from the pooled features of a decoder; `mean` over the valid tokens, or the `last` valid one."""
+
+    decoder: DecoderSpec
+    num_classes: int
+    pooling: Literal["mean", "last"] = "mean"
+
+
+ModelSpec = DecoderSpec | ClassifierSpec
+
+
+@dataclass(frozen=True)
+class ExecutionSpec(Spec):
+    """How a model is computed; nothing here changes its parameters or its mathematics.
+
+    `logits_chunk_bytes`: the loss takes the vocabulary projection in chunks of rows once the float32 logits of one
+    microbatch would exceed this.
+    """
+
+    layers: Literal["unrolled", "scanned"] = "unrolled"
+    rematerialize: Literal["none", "full"] = "none"
+    attention: Literal["auto", "xla", "cudnn", "pallas"] = "auto"
+    logits_chunk_bytes: int = 64 * 2**20

@@ -1,0 +1,1 @@
+"""Precision policy. (Loss scaling and quantized arrays come with the scale issue.)"""

@@ -1,0 +1,1 @@
+"""Metrics sinks, progress display and reports. Reads events, never a train step."""

@@ -1,0 +1,203 @@
+"""A run directory (format E): run.json, metrics.jsonl, checkpoints/, report.html, faults/; and who may start in it.
+
+Reads `errors`, `config.spec` and `recipes.experiment`; `recipes.train` writes here, `cli` lists. No jax.
+Everything that resumes, compares or serves runs reads these files and nothing else.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+from jaxml.config.spec import Spec, from_json, leaves, to_json
+from jaxml.errors import RunError
+from jaxml.recipes.experiment import Experiment
+
+FORMAT = 1
+StartMode = Literal["fresh", "resume", "must-resume", "initialise-from"]
+
+# Fields of an experiment that a resumed run may change: they alter how it is computed, watched, kept or how long it
+# goes on, and no number of the steps already taken.
+CHANGEABLE = (
+    "name",
+    "mesh.",
+    "execution.",
+    "checkpoint.",
+    "guard.",
+    "data.prefetch",
+    "data.prepared",
+    "data.shard_tokens",
+    "train.steps",
+    "train.eval_every",
+    "train.eval_batches",
+    "train.eval_batch_size",
+)
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The paths of one run."""
+
+    path: Path
+
+    @property
+    def run_json(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def faults(self) -> Path:
+        return self.path / "faults"
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What run.json holds. `status`: running, finished, interrupted, failed. `lineage`: one entry a process start."""
+
+    id: str
+    status: str
+    exit_code: int | None
+    experiment: dict[str, Any]
+    lineage: tuple[dict[str, Any], ...] = ()
+    clock_s: tuple[tuple[str, float], ...] = ()
+
+
+def read_record(directory: RunDirectory) -> RunRecord | None:
+    """The record of a run, or None where there is none. Raises RunError on a damaged one."""
+    try:
+        raw = json.loads(directory.run_json.read_text())
+        return RunRecord(
+            id=raw["id"],
+            status=raw["status"],
+            exit_code=raw["exit_code"],
+            experiment=raw["experiment"],
+            lineage=tuple(raw["lineage"]),
+            clock_s=tuple((kind, float(seconds)) for kind, seconds in raw["clock_s"].items()),
+        )
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError) as damage:
+        raise RunError(
+            f"reading {directory.run_json}",
+            expected=f"a run record of format {FORMAT}",
+            got=f"{type(damage).__name__}: {damage}",
+            todo="restore the file, or start a fresh run in another directory with --initialise-from this run's checkpoint",
+        ) from damage
+
+
+def write_record(directory: RunDirectory, record: RunRecord) -> None:
+    """Write run.json so that a reader, or a kill, sees the old file or the new one, never a part."""
+    raw = {
+        "format": FORMAT,
+        "id": record.id,
+        "status": record.status,
+        "exit_code": record.exit_code,
+        "lineage": list(record.lineage),
+        "clock_s": dict(record.clock_s),
+        "experiment": record.experiment,
+    }
+    temporary = directory.run_json.with_suffix(".json.tmp")
+    with temporary.open("w") as file:
+        json.dump(raw, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, directory.run_json)
+
+
+def open_run(
+    directory: RunDirectory, experiment: Experiment, mode: StartMode, has_checkpoint: bool, source: str
+) -> RunRecord:
+    """The record to go on with, checked against the start mode; nothing is written yet.
+
+    `fresh` and `initialise-from` refuse a directory that holds a run; `resume` takes what is there (without a complete
+    checkpoint it starts at step 0); `must-resume` refuses to start without a checkpoint.
+    Raises RunError when the mode does not fit, or when the experiment changed in a field that decides numbers.
+    """
+    record = read_record(directory)
+    if mode in ("fresh", "initialise-from"):
+        if record is not None or directory.checkpoints.exists():
+            raise RunError(
+                f"starting a {mode} run in {directory.path}",
+                expected="a directory without a run",
+                got=f"a run with status {record.status!r}" if record else "a checkpoints folder without run.json",
+                todo=f"go on with `jaxml resume {directory.path}`, or name another --run-dir",
+            )
+    elif mode == "must-resume" and not has_checkpoint:
+        raise RunError(
+            f"resuming {directory.path}",
+            expected="a complete checkpoint",
+            got="no complete checkpoint" if record else "no run",
+            todo="use --start resume to start at step 0 where there is none, or name the right --run-dir",
+        )
+    if record is not None:
+        refuse_changed_experiment(from_json(record.experiment), experiment, f"the run in {directory.path}")
+    record = record or RunRecord(uuid.uuid4().hex[:12], "running", None, {})
+    entry = {"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "mode": mode, "source": source, "pid": os.getpid()}
+    return replace(
+        record, status="running", exit_code=None, experiment=to_json(experiment), lineage=(*record.lineage, entry)
+    )
+
+
+def refuse_changed_experiment(sealed: Spec, wanted: Spec, owner: str) -> None:
+    """Raise RunError naming every field, outside CHANGEABLE, in which `wanted` differs from what `owner` was started with."""
+    before, after = dict(leaves(sealed)), dict(leaves(wanted))
+    changed = [
+        f"{path}: {before.get(path)!r} -> {after.get(path)!r}"
+        for path in before | after
+        if before.get(path) != after.get(path) and not path.startswith(CHANGEABLE) and not path.endswith(".path")
+    ]
+    if changed:
+        raise RunError(
+            f"resuming with another experiment than {owner}",
+            expected="the same model, task, data, optimizer, precision, batch size and seed",
+            got="; ".join(changed),
+            todo="undo these changes, or start a new run with --start initialise-from --from CHECKPOINT",
+        )
+
+
+class RunLock:
+    """An exclusive lock on a run directory for the life of the process (the system frees it on any kind of death)."""
+
+    def __init__(self, directory: RunDirectory):
+        self.path = directory.path / "lock"
+        self._file: TextIO | None = None
+
+    def __enter__(self) -> RunLock:
+        self._file = self.path.open("a+")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as held:
+            self._file.seek(0)
+            holder = self._file.read().strip() or "unknown"
+            self._file.close()
+            raise RunError(
+                f"locking {self.path.parent}",
+                expected="no other process training in this run directory",
+                got=f"process {holder} holds the lock",
+                todo="wait for it or stop it; two writers would destroy the run",
+            ) from held
+        self._file.truncate(0)
+        self._file.write(str(os.getpid()))
+        self._file.flush()
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        if self._file is not None:
+            self._file.close()
