@@ -77,6 +77,10 @@ class NonFiniteError(JaxmlError):
     """A loss or gradient became infinite or NaN and the guard was told to stop."""
 
 
+class SpikeError(JaxmlError):
+    """A loss spiked, and the guard has no rewind left or nothing to go back to."""
+
+
 class RecompileError(JaxmlError):
     """A function that is lowered once per run was about to be lowered again."""
 

@@ -14,7 +14,7 @@ class ByteTokenizerSpec(Spec):
 
 @dataclass(frozen=True)
 class CharTokenizerSpec(Spec):
-    """One id for each distinct character of the training text, sorted; no special tokens (nanoGPT's character level)."""
+    """One id for each distinct character of the sources (held-out part too), sorted; no special tokens (nanoGPT's character level)."""
 
 
 @dataclass(frozen=True)

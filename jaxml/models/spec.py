@@ -1,7 +1,7 @@
 """What a model is, as data: a decoder made of typed pieces, and a classifier on top of one. No jax.
 
-Reads `config.spec`; `models.decoder` and `models.classifier` build the Flax modules, `models.cost` counts parameters and
-FLOPs. A field that only one family of models uses lives in the spec of that piece.
+Reads `config.spec`; `models.decoder` and `models.classifier` build the Flax modules, `models.cost` counts parameters
+and FLOPs. A field that only one family of models uses lives in the spec of that piece.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jaxml.config.spec import Spec
 
 @dataclass(frozen=True)
 class NormSpec(Spec):
-    """Normalisation over the width. `layer` subtracts the mean (Ba et al. 2016), `rms` does not (Zhang & Sennrich 2019)."""
+    """Normalisation over the width. `layer` subtracts the mean (Ba et al. 2016); `rms` does not (Zhang 2019)."""
 
     kind: Literal["layer", "rms"] = "rms"
     epsilon: float = 1e-6
@@ -55,16 +55,20 @@ class AttentionSpec(Spec):
 
 @dataclass(frozen=True)
 class MlpSpec(Spec):
-    """The feed-forward piece; `swiglu` and `geglu` are gated and have a third matrix. `gelu` is the tanh form if `gelu_tanh`."""
+    """The feed-forward piece; `swiglu` and `geglu` are gated and have a third matrix. `gelu` is the exact form."""
 
     width: int
     activation: Literal["gelu", "gelu_tanh", "swiglu", "geglu", "squared_relu"] = "swiglu"
     has_bias: bool = False
 
+    @property
+    def is_gated(self) -> bool:
+        return self.activation in ("swiglu", "geglu")
+
 
 @dataclass(frozen=True)
 class BlockSpec(Spec):
-    """A pre-norm residual block: x + attention(norm(x)), then x + mlp(norm(x)); dropout on both branches."""
+    """A pre-norm residual block: x + attention(norm(x)), then x + mlp(norm(x))."""
 
     attention: AttentionSpec
     mlp: MlpSpec
@@ -73,7 +77,9 @@ class BlockSpec(Spec):
 
 @dataclass(frozen=True)
 class DecoderSpec(Spec):
-    """A stack of blocks. `blocks` is the repeating pattern: layer i is `blocks[i % len(blocks)]`."""
+    """A stack of blocks. `blocks` is the repeating pattern: layer i is `blocks[i % len(blocks)]`; its length divides
+    `num_layers`. `context_length`: the longest row, and the rows of a learned position table. `dropout`: on the summed
+    embeddings and on both branches of each block."""
 
     vocab_size: int
     context_length: int

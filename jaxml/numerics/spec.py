@@ -1,4 +1,7 @@
-"""Which dtype each kind of number has, as data. Reads `config.spec`; `numerics.precision` turns names to dtypes. No jax."""
+"""Which dtype each kind of number has, as data. No jax.
+
+Reads `config.spec`; `numerics.precision` turns names into dtypes.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from jaxml.config.spec import Spec
 
 @dataclass(frozen=True)
 class PrecisionSpec(Spec):
-    """`params` are stored and updated in one dtype, products `compute` in another; reductions, norms and the loss are in
-    promote_types(compute, float32)."""
+    """`params` are stored and updated in one dtype, products `compute` in another; reductions, norms and the loss are
+    in promote_types(compute, float32)."""
 
     params: Literal["float32", "float64", "bfloat16"] = "float32"
     compute: Literal["float32", "float64", "bfloat16"] = "float32"

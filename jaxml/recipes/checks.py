@@ -7,8 +7,10 @@ vocabulary, empty text) or the devices at hand (mesh size) are made by `data` an
 from __future__ import annotations
 
 from jaxml.config.spec import suggest
+from jaxml.data.spec import check_data
 from jaxml.errors import ConfigError, Faults
-from jaxml.models.spec import ClassifierSpec, DecoderSpec
+from jaxml.models.check import decoder_of, model_faults
+from jaxml.models.spec import ClassifierSpec
 from jaxml.recipes.experiment import Experiment
 from jaxml.tasks.spec import TextClassification
 
@@ -17,18 +19,12 @@ def check_experiment(experiment: Experiment, num_devices: int = 1) -> None:
     """Raise ConfigError with every cross-field fault; `num_devices` is the size of the mesh that rows are split over."""
     faults = Faults(ConfigError)
     _check_sizes(experiment, num_devices, faults)
-    _check_model(decoder_of(experiment), faults)
+    faults.found.extend(model_faults(experiment.model))
     _check_task(experiment, faults)
     _check_data(experiment, faults)
     _check_schedule(experiment, faults)
     _check_saving(experiment, faults)
     faults.raise_if_any()
-
-
-def decoder_of(experiment: Experiment) -> DecoderSpec:
-    """The decoder inside the experiment's model, whatever head it has."""
-    model = experiment.model
-    return model.decoder if isinstance(model, ClassifierSpec) else model
 
 
 def _require(faults: Faults, holds: bool, field: str, expected: str, got: object, todo: str) -> None:
@@ -66,39 +62,6 @@ def _check_sizes(experiment: Experiment, num_devices: int, faults: Faults) -> No
         _require(faults, value >= 0, f"train.{name}", "0 or more", value, "use 0 for the default")
 
 
-def _check_model(model: DecoderSpec, faults: Faults) -> None:
-    for name in ("vocab_size", "context_length", "width", "num_layers"):
-        value = getattr(model, name)
-        _require(faults, value >= 1, f"model.{name}", "at least 1", value, "give the model a size")
-    _require(faults, 0 <= model.dropout < 1, "model.dropout", "in [0, 1)", model.dropout, "use 0.1, say")
-    _require(faults, len(model.blocks) >= 1, "model.blocks", "at least one block", "none", "add a BlockSpec")
-    if model.blocks:
-        _require(
-            faults,
-            model.num_layers % len(model.blocks) == 0,
-            "model.num_layers",
-            f"a multiple of the pattern's {len(model.blocks)} blocks",
-            model.num_layers,
-            "repeat the pattern a whole number of times",
-        )
-    for index, block in enumerate(model.blocks):
-        attention, where = block.attention, f"model.blocks.{index}.attention"
-        heads, kv_heads = attention.num_heads, attention.num_kv_heads
-        _require(
-            faults,
-            kv_heads >= 1 and heads % kv_heads == 0,
-            f"{where}.num_kv_heads",
-            f"a divisor of num_heads = {heads}",
-            kv_heads,
-            "use num_heads for multi-head or 1 for multi-query attention",
-        )
-        if attention.rope is not None:
-            even = attention.head_width % 2 == 0
-            _require(faults, even, f"{where}.head_width", "even, for rotary positions", attention.head_width, "use 64")
-        if attention.window is not None:
-            _require(faults, attention.window >= 1, f"{where}.window", "at least 1", attention.window, "None is global")
-
-
 def _check_task(experiment: Experiment, faults: Faults) -> None:
     model, task = experiment.model, experiment.task
     if isinstance(task, TextClassification) != isinstance(model, ClassifierSpec):
@@ -110,7 +73,14 @@ def _check_task(experiment: Experiment, faults: Faults) -> None:
         )
         return
     if not isinstance(task, TextClassification) or not isinstance(model, ClassifierSpec):
-        _require(faults, decoder_of(experiment).is_causal, "model.is_causal", "True for next-token prediction", False, "set it")
+        _require(
+            faults,
+            decoder_of(experiment.model).is_causal,
+            "model.is_causal",
+            "True for next-token prediction",
+            False,
+            "set it",
+        )
         _require(faults, getattr(task, "z_loss", 0.0) >= 0, "task.z_loss", "0 or more", task, "use 1e-4, or 0 for none")
         return
     num_labels = len(task.labels)
@@ -119,7 +89,12 @@ def _check_task(experiment: Experiment, faults: Faults) -> None:
         model.num_classes, f"set num_classes to {num_labels}",
     )  # fmt: skip
     _require(
-        faults, len(set(task.labels)) == num_labels, "task.labels", "distinct names", task.labels, "remove the repeated one"
+        faults,
+        len(set(task.labels)) == num_labels,
+        "task.labels",
+        "distinct names",
+        task.labels,
+        "remove the repeated one",
     )
     _require(
         faults, len(task.class_weights) in (0, num_labels), "task.class_weights", f"none, or {num_labels} numbers",
@@ -131,36 +106,34 @@ def _check_task(experiment: Experiment, faults: Faults) -> None:
 
 
 def _check_data(experiment: Experiment, faults: Faults) -> None:
-    data, model = experiment.data, decoder_of(experiment)
+    data, model = experiment.data, decoder_of(experiment.model)
+    labels = experiment.task.labels if isinstance(experiment.task, TextClassification) else ()
+    check_data(data, faults, labels)
     _require(
-        faults, 1 <= data.sequence_length <= model.context_length, "data.sequence_length",
-        f"between 1 and model.context_length = {model.context_length}", data.sequence_length,
+        faults, data.sequence_length <= model.context_length, "data.sequence_length",
+        f"at most model.context_length = {model.context_length}", data.sequence_length,
         f"pass --data.sequence-length {model.context_length}",
     )  # fmt: skip
-    _require(faults, 0 < data.held_out < 1, "data.held_out", "between 0 and 1", data.held_out, "use 0.1")
-    _require(faults, len(data.sources) >= 1, "data.sources", "at least one source", "none", "add a TextSource")
-    _require(faults, data.prefetch >= 0, "data.prefetch", "0 or more", data.prefetch, "use 2")
-    for index, source in enumerate(data.sources):
-        where = f"data.sources.{index}.weight"
-        _require(faults, source.weight >= 1, where, "a whole number of at least 1", source.weight, "use 1")
-    is_classification = isinstance(experiment.task, TextClassification)
     _require(
-        faults, (data.packing == "single") == is_classification, "data.packing",
-        "'single' for classification, 'concatenate' or 'best_fit' for language modelling", repr(data.packing),
-        "change data.packing",
-    )  # fmt: skip
-    if is_classification:
-        unlabelled = [i for i, source in enumerate(data.sources) if not getattr(source, "label", "")]
+        faults, data.held_out > 0, "data.held_out", "above 0: the run evaluates at its end", data.held_out, "use 0.1"
+    )
+    if not labels:
         _require(
-            faults, not unlabelled, "data.sources", "a label field in every source", f"none in source {unlabelled}",
-            "set label= on the source",
-        )  # fmt: skip
+            faults,
+            data.packing != "single",
+            "data.packing",
+            "'concatenate' or 'best_fit' without labels",
+            "'single'",
+            "change it",
+        )
 
 
 def _check_schedule(experiment: Experiment, faults: Faults) -> None:
     optimizer, steps = experiment.optimizer, experiment.train.steps
     schedule = optimizer.schedule
-    _require(faults, optimizer.learning_rate > 0, "optimizer.learning_rate", "above 0", optimizer.learning_rate, "use 3e-4")
+    _require(
+        faults, optimizer.learning_rate > 0, "optimizer.learning_rate", "above 0", optimizer.learning_rate, "use 3e-4"
+    )
     _require(faults, 0 <= optimizer.ema_decay < 1, "optimizer.ema_decay", "in [0, 1)", optimizer.ema_decay, "use 0.999")
     for name in ("weight_decay", "clip_norm"):
         value = getattr(optimizer, name)
@@ -195,6 +168,8 @@ def _check_saving(experiment: Experiment, faults: Faults) -> None:
             "train.eval_every to divide checkpoint.every, so that every checkpoint has its metric",
             f"eval_every {evaluates}, checkpoint.every {checkpoint.every}", f"pass --train.eval-every {checkpoint.every}",
         )  # fmt: skip
-    _require(faults, guard.spike_threshold >= 0, "guard.spike_threshold", "0 or more", guard.spike_threshold, "0 is off")
+    _require(
+        faults, guard.spike_threshold >= 0, "guard.spike_threshold", "0 or more", guard.spike_threshold, "0 is off"
+    )
     _require(faults, guard.spike_window >= 8, "guard.spike_window", "at least 8 steps", guard.spike_window, "use 50")
     _require(faults, guard.max_rewinds >= 0, "guard.max_rewinds", "0 or more", guard.max_rewinds, "use 3")

@@ -1,6 +1,6 @@
 """SIGTERM and SIGINT as a flag that the run polls at safe points; a second signal stops at once.
 
-Reads no other jaxml file; `recipes.train` polls `is_requested`. A scheduler that sees exit code 75 (EX_TEMPFAIL of
+Reads no other jaxml file; `recipes.train` asks `poll`. A scheduler that sees exit code 75 (EX_TEMPFAIL of
 sysexits.h) starts the job again, and `jaxml resume` goes on from the checkpoint that was saved on the way out.
 """
 
@@ -27,8 +27,8 @@ class Interruption:
         self.received: signal.Signals | None = None
         self._previous: dict[signal.Signals, object] = {}
 
-    @property
-    def is_requested(self) -> bool:
+    def poll(self) -> bool:
+        """Whether a signal asked to stop."""
         return self.received is not None
 
     def __enter__(self) -> Interruption:
@@ -36,7 +36,9 @@ class Interruption:
             self._previous = {number: signal.signal(number, self._handle) for number in SIGNALS}
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         self._previous = {}

@@ -149,7 +149,12 @@ def open_run(
     if record is not None:
         refuse_changed_experiment(from_json(record.experiment), experiment, f"the run in {directory.path}")
     record = record or RunRecord(uuid.uuid4().hex[:12], "running", None, {})
-    entry = {"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "mode": mode, "source": source, "pid": os.getpid()}
+    entry = {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "mode": mode,
+        "source": source,
+        "pid": os.getpid(),
+    }
     return replace(
         record, status="running", exit_code=None, experiment=to_json(experiment), lineage=(*record.lineage, entry)
     )

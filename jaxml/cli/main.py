@@ -1,0 +1,92 @@
+"""The `jaxml` command: finds the verb, prints its result, turns errors into exit codes. Imports nothing heavy.
+
+Reads `errors` and, once a verb is known, that verb's file in `jaxml.cli`. Exit codes: 0 done, 1 failed, 2 wrong use or
+configuration, 75 interrupted after saving (a scheduler should requeue), 130 and 143 stopped at once by a second signal.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from typing import Any
+
+from jaxml import __version__
+from jaxml.errors import ConfigError, JaxmlError
+
+# verb -> (file that defines `main(arguments) -> (result, exit code)`, what it does, an example)
+VERBS = {
+    "train": (
+        "train",
+        "train an experiment",
+        "jaxml train experiments/shakespeare.py --run-dir runs/a --train.steps 200",
+    ),
+    "resume": ("resume", "go on with a run, bit for bit", "jaxml resume runs/a"),
+    "inspect": ("inspect", "describe a checkpoint, or compare two", "jaxml inspect runs/a"),
+    "data": ("data", "prepare data, show packed rows", "jaxml data show experiments/shakespeare.py --rows 2"),
+    "seen": ("seen", "which steps and checkpoints saw a document", "jaxml seen runs/a --document 0"),
+}
+
+
+def entry() -> None:
+    """The console script."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def run_experiment(path: str) -> None:
+    """For the last line of an experiment file: `run_experiment(__file__)` is `jaxml train FILE` with the same options."""
+    sys.exit(main(["train", path, *sys.argv[1:]]))
+
+
+def main(arguments: list[str]) -> int:
+    """Run one verb; returns the exit code. With `--json` the last line of stdout is one JSON object."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(overview())
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        print(__version__)
+        return 0
+    wants_json = "--json" in arguments
+    try:
+        result, exit_code = run_verb(arguments[0], [word for word in arguments[1:] if word != "--json"])
+    except JaxmlError as error:
+        print(f"jaxml: {error}", file=sys.stderr)
+        if wants_json:
+            faults = [vars(fault) for fault in error.faults]
+            print(json.dumps({"error": type(error).__name__, "faults": faults}))
+        return error.exit_code
+    if wants_json:
+        print(json.dumps(result))
+    else:
+        print_result(result)
+    return exit_code
+
+
+def run_verb(verb: str, arguments: list[str]) -> tuple[dict[str, Any], int]:
+    """Import the verb's file and run it. Raises ConfigError for an unknown verb."""
+    if verb not in VERBS:
+        from jaxml.config.spec import suggest
+
+        raise ConfigError("the verb", expected="one of " + ", ".join(VERBS), got=verb, todo=suggest(verb, list(VERBS)))
+    # XLA's C++ notes about resharding are for its developers; errors still show. Read before jax is imported.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    return importlib.import_module(f"jaxml.cli.{VERBS[verb][0]}").main(arguments)
+
+
+def overview() -> str:
+    """The help text: verbs and an example of each."""
+    lines = ["usage: jaxml VERB ... [--json]", "", "verbs:"]
+    lines += [f"  {verb:8} {help_text}" for verb, (_, help_text, _) in VERBS.items()]
+    lines += ["", "examples:", *[f"  {example}" for _, _, example in VERBS.values()], ""]
+    lines += ["`jaxml VERB --help` says more. --json: logs on stderr, one final JSON object on stdout."]
+    return "\n".join(lines)
+
+
+def print_result(result: dict[str, Any]) -> None:
+    """A result for people: a verb's own `text`, else `name: value` lines."""
+    if "text" in result:
+        print(result["text"])
+        return
+    for name, value in result.items():
+        print(f"{name}: {value}")

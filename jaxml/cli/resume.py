@@ -1,0 +1,33 @@
+"""`jaxml resume RUN_DIR`: go on with a run from its last complete checkpoint. Reads `recipes.train`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxml.cli.experiment_file import cache_directory, parser
+from jaxml.cli.train import add_tensorboard, outcome
+from jaxml.config.overrides import override
+
+DESCRIPTION = """Go on with the run in RUN_DIR: same experiment, same numbers, from its last complete checkpoint.
+
+Without a complete checkpoint it starts at step 0 and says so. Fields that change no number of the steps taken can be
+overridden: --train.steps 400 --mesh.fsdp 2 --checkpoint.every 50."""
+
+
+def main(arguments: list[str]) -> tuple[dict[str, Any], int]:
+    """Parse, resume, and return the result of the run."""
+    options = parser("resume", DESCRIPTION)
+    options.add_argument("run_dir", help="the run directory")
+    add_tensorboard(options)
+    given, overrides = options.parse_known_args(arguments)
+    from jaxml.recipes.train import resume
+
+    return outcome(
+        resume(
+            given.run_dir,
+            lambda experiment: override(experiment, overrides, program=f"jaxml resume {given.run_dir}"),
+            source="resume",
+            cache_dir=cache_directory(),
+            tensorboard=given.tensorboard,
+        )
+    )

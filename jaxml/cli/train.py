@@ -1,0 +1,63 @@
+"""`jaxml train FILE`: train an experiment in a run directory. Reads `cli.experiment_file` and `recipes.train`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+from typing import TYPE_CHECKING, Any
+
+from jaxml.cli.experiment_file import cache_directory, load_experiment, parser
+from jaxml.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jaxml.recipes.train import TrainResult
+
+DESCRIPTION = """Train the experiment that FILE's config() returns.
+
+Any field can be overridden: --optimizer.learning-rate 3e-4 --train.steps 200 --checkpoint.every 20
+(`jaxml train FILE --fields` lists them all)."""
+
+
+def main(arguments: list[str]) -> tuple[dict[str, Any], int]:
+    """Parse, train, and return the result of the run."""
+    options = parser("train", DESCRIPTION)
+    options.add_argument("file", help="experiment file with config()")
+    options.add_argument("--run-dir", help="where the run lives (default: runs/NAME-TIME)")
+    options.add_argument(
+        "--start",
+        default=None,
+        choices=["fresh", "resume", "must-resume", "initialise-from"],
+        help="fresh refuses a directory with a run (default); resume goes on, or starts at step 0; must-resume never starts",
+    )
+    options.add_argument("--from", dest="initialise_from", help="checkpoint whose parameters the run starts from")
+    add_tensorboard(options)
+    options.add_argument("--fields", action="store_true", help="list the fields that can be overridden, and leave")
+    given, overrides = options.parse_known_args(arguments)
+    experiment = load_experiment(given.file, ["--help"] if given.fields else overrides)
+    start = given.start or ("initialise-from" if given.initialise_from else "fresh")
+    if (start == "initialise-from") != (given.initialise_from is not None):
+        raise ConfigError(
+            "--start and --from",
+            expected="--from CHECKPOINT together with --start initialise-from, or neither",
+            got=f"--start {start}, --from {given.initialise_from}",
+            todo="name the checkpoint to take parameters from, or choose another start mode",
+        )
+    from jaxml.recipes.train import TrainOptions, train
+
+    run_dir = given.run_dir or f"runs/{experiment.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    chosen = TrainOptions(start, given.initialise_from, given.file, cache_directory(), given.tensorboard)
+    return outcome(train(experiment, run_dir, chosen))
+
+
+def outcome(result: TrainResult) -> tuple[dict[str, Any], int]:
+    """The result of a run as one flat JSON object, and the exit code."""
+    fields = dataclasses.asdict(result)
+    exit_code = fields.pop("exit_code")
+    metrics = fields.pop("metrics")
+    return {**fields, **metrics}, exit_code
+
+
+def add_tensorboard(options: argparse.ArgumentParser) -> None:
+    """The flag that train and resume share."""
+    options.add_argument("--tensorboard", action="store_true", help="also write TensorBoard events (extra `track`)")

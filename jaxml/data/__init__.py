@@ -1,0 +1,1 @@
+"""Records, their order, packing, mixing and batches. The gateway to Grain. No jax."""

@@ -1,0 +1,150 @@
+"""Where records come from and how rows are made of them, as data.
+
+Reads `config.spec` and `inputs.spec`; `data.prepare` tokenises and plans, `data.order` puts rows in order. No jax.
+
+The `path` of a source is a file, a glob or an fsspec URL (or URL glob), or a tuple of these; a name that ends in a known
+compression suffix (`.gz`) is decompressed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxml.config.spec import Spec
+from jaxml.errors import Faults
+from jaxml.inputs.spec import ByteTokenizerSpec, TokenizerSpec
+
+MAX_WEIGHT = 10**6
+
+
+@dataclass(frozen=True)
+class TextSource(Spec):
+    """Plain UTF-8 text. A document is a whole file, a line that is not blank, or a paragraph (lines between blank ones).
+
+    `weight`: rows of this source for each round of the mix (an integer, relative to the other sources).
+    """
+
+    path: str | tuple[str, ...]
+    documents: Literal["file", "line", "paragraph"] = "file"
+    name: str = ""
+    weight: int = 1
+
+
+@dataclass(frozen=True)
+class JsonlSource(Spec):
+    """One JSON object a line; `text` names the field with the text, `label` the one with the class name ("": none)."""
+
+    path: str | tuple[str, ...]
+    text: str = "text"
+    label: str = ""
+    name: str = ""
+    weight: int = 1
+
+
+@dataclass(frozen=True)
+class TableSource(Spec):
+    """Delimited text (CSV, TSV). `columns` names the columns of a file without a header (empty: the first line is one)."""
+
+    path: str | tuple[str, ...]
+    text: str = "text"
+    label: str = ""
+    delimiter: str = "\t"
+    columns: tuple[str, ...] = ()
+    quoted: bool = False
+    name: str = ""
+    weight: int = 1
+
+
+@dataclass(frozen=True)
+class ParquetSource(Spec):
+    """Parquet files (extra `data`); `text` and `label` name columns."""
+
+    path: str | tuple[str, ...]
+    text: str = "text"
+    label: str = ""
+    name: str = ""
+    weight: int = 1
+
+
+@dataclass(frozen=True)
+class ArrayRecordSource(Spec):
+    """ArrayRecord files (extra `data`) whose records are UTF-8 text, or JSON objects when `text` names a field."""
+
+    path: str | tuple[str, ...]
+    text: str = ""
+    label: str = ""
+    name: str = ""
+    weight: int = 1
+
+
+SourceSpec = TextSource | JsonlSource | TableSource | ParquetSource | ArrayRecordSource
+
+
+@dataclass(frozen=True)
+class DataSpec(Spec):
+    """The data of an experiment.
+
+    `prepared`: the directory that `data prepare` writes and training reads.
+    `sequence_length`: tokens a row (T).
+    `packing`: `concatenate` cuts the stream of documents every T tokens; `best_fit` keeps documents whole where they fit;
+    `single` gives each document a row of its own (classification).
+    `held_out`: the fraction of documents kept for evaluation, by hash of the document (equal documents stay together); of
+    a source with one document and no labels, its last fraction of characters.
+    `too_long`: with `single` packing, a document longer than T is refused or truncated.
+    `shard_tokens`: tokens a shard file of the prepared directory; a document is never cut, so a shard may be longer.
+    `prefetch`: batches made ahead by threads (0: none are made ahead, and there are no threads).
+    `seed`: keys the permutation of rows and the held-out hash.
+    """
+
+    sources: tuple[SourceSpec, ...]
+    prepared: str
+    sequence_length: int
+    tokenizer: TokenizerSpec = ByteTokenizerSpec()
+    packing: Literal["concatenate", "best_fit", "single"] = "concatenate"
+    held_out: float = 0.1
+    too_long: Literal["refuse", "truncate"] = "refuse"
+    shard_tokens: int = 2**26
+    prefetch: int = 2
+    seed: int = 0
+
+
+def source_names(spec: DataSpec) -> tuple[str, ...]:
+    """The name of each source: its own, or its place in the mix (`source0`)."""
+    return tuple(source.name or f"source{index}" for index, source in enumerate(spec.sources))
+
+
+def check_data(spec: DataSpec, faults: Faults, labels: tuple[str, ...] = ()) -> None:
+    """Add every fault that the spec alone shows. `labels`: the class names of a classification task (empty: no labels)."""
+
+    def require(is_right: bool, field: str, expected: str, got: object, todo: str) -> None:
+        if not is_right:
+            faults.add(f"data.{field}", expected=expected, got=str(got), todo=todo)
+
+    names = source_names(spec)
+    require(bool(spec.sources), "sources", "at least one source", "none", "add a TextSource")
+    require(len(set(names)) == len(names), "sources", "names that differ", names, "name the sources apart")
+    require(bool(spec.prepared), "prepared", "a directory", "''", "name the directory that data prepare writes")
+    require(spec.sequence_length >= 1, "sequence_length", "at least 1", spec.sequence_length, "give the tokens of a row")
+    require(0.0 <= spec.held_out < 1.0, "held_out", "a fraction, at least 0 and below 1", spec.held_out, "try 0.1")
+    require(spec.shard_tokens >= 1, "shard_tokens", "at least 1", spec.shard_tokens, "leave the default")
+    require(spec.prefetch >= 0, "prefetch", "0 or more", spec.prefetch, "use 0 for none, 2 as a start")
+    require(0 <= spec.seed < 2**63, "seed", "0 to 2^63 - 1", spec.seed, "choose another seed")
+    for index, source in enumerate(spec.sources):
+        field = f"sources.{index}"
+        require(
+            1 <= source.weight <= MAX_WEIGHT,
+            f"{field}.weight",
+            f"an integer from 1 to {MAX_WEIGHT}",
+            source.weight,
+            "leave the source out if it should not be read",
+        )
+        require(bool(source.path), f"{field}.path", "a file, glob or URL", repr(source.path), "name the input")
+        if labels:
+            has_label = not isinstance(source, TextSource) and bool(source.label)
+            todo = "name the field with the class" if not isinstance(source, TextSource) else "use JSONL or a table"
+            require(has_label, f"{field}.label", f"the field with one of {labels}", "none", todo)
+        if isinstance(source, TableSource):
+            require(len(source.delimiter) == 1, f"{field}.delimiter", "one character", repr(source.delimiter), "mend it")
+    if labels:
+        require(spec.packing == "single", "packing", "'single' for classification", spec.packing, "set it to 'single'")

@@ -1,0 +1,242 @@
+"""Attention: one seam, `attend`, over the forms that a backend offers, and the module that holds the projections.
+
+Reads `models.spec`, `models.norm`, `models.rope`, `models.parameters` and `errors`; `models.block` uses it. The XLA
+form is the definition and runs everywhere. The cuDNN form (NVIDIA GPUs) and the Pallas form (TPUs, splash attention)
+have not been run on their hardware by this project's tests, which have none: the choice, its refusals and, for Pallas,
+the interpreted numbers are tested on the CPU.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jaxml.devices.sharding import BATCH_AXES, has_batch_axes
+from jaxml.errors import ConfigError
+from jaxml.keys import named_key
+from jaxml.models.norm import Norm
+from jaxml.models.parameters import INIT_SCALE, Linear, Stack
+from jaxml.models.rope import Rotation, rotate
+from jaxml.models.spec import AttentionSpec
+from jaxml.numerics.precision import accumulate_dtype
+
+Form = Literal["xla", "cudnn", "pallas"]
+Choice = Literal["auto", "xla", "cudnn", "pallas"]
+PALLAS_BLOCK = 128  # splash attention cuts the tokens into blocks of a multiple of this
+
+
+class Visible(NamedTuple):
+    """Which keys a query sees. A query of segment s sees the keys of segment s; padding (0) sees padding, so that no
+    softmax is empty. `mask_BTS` says the same as the other three fields."""
+
+    segment_ids_BT: Int[Array, "B T"]
+    is_causal: bool
+    window: int | None
+    mask_BTS: Bool[Array, "B T T"]
+
+
+def visible(segment_ids_BT: Int[Array, "B T"], is_causal: bool, window: int | None) -> Visible:
+    """The keys that each query sees: within its segment, not later (causal), nearer than `window` tokens."""
+    num_tokens = segment_ids_BT.shape[1]
+    distance_TS = jnp.arange(num_tokens)[:, None] - jnp.arange(num_tokens)[None, :]
+    mask_BTS = segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :]
+    if is_causal:
+        mask_BTS &= distance_TS >= 0
+    if window is not None:
+        mask_BTS &= jnp.abs(distance_TS) < window
+    return Visible(segment_ids_BT, is_causal, window, mask_BTS)
+
+
+def refusal(form: Form, *, backend: str, dtype: str, head_width: int, has_softcap: bool, num_tokens: int) -> str | None:
+    """Why a form cannot compute this attention; None when it can."""
+    if form == "cudnn":
+        if backend != "gpu":
+            return f"cuDNN needs an NVIDIA GPU, and the backend is {backend}"
+        if dtype not in ("bfloat16", "float16"):
+            return f"cuDNN's fused attention takes bfloat16 and float16, not {dtype}"
+        if head_width % 8 or head_width > 128:
+            return f"cuDNN's fused attention takes head widths that are multiples of 8 up to 128, not {head_width}"
+        if has_softcap:
+            return "cuDNN's fused attention has no logit soft-cap"
+    if form == "pallas":
+        if backend != "tpu":
+            return f"the Pallas kernel is splash attention for TPUs, and the backend is {backend}"
+        if dtype not in ("bfloat16", "float32"):
+            return f"splash attention takes bfloat16 and float32, not {dtype}"
+        if num_tokens % PALLAS_BLOCK:
+            return f"splash attention takes sequence lengths that are multiples of {PALLAS_BLOCK}, not {num_tokens}"
+    return None
+
+
+def choose(choice: Choice, *, backend: str, dtype: str, head_width: int, has_softcap: bool, num_tokens: int) -> Form:
+    """The form to run. `auto` is the backend's own kernel where that can, else XLA.
+
+    Raises ConfigError when a form is asked for by name and cannot work.
+
+    >>> choose("auto", backend="cpu", dtype="float32", head_width=64, has_softcap=False, num_tokens=256)
+    'xla'
+    """
+    facts = {"dtype": dtype, "head_width": head_width, "has_softcap": has_softcap, "num_tokens": num_tokens}
+    if choice == "auto":
+        own: dict[str, Form] = {"gpu": "cudnn", "tpu": "pallas"}
+        form = own.get(backend, "xla")
+        return form if refusal(form, backend=backend, **facts) is None else "xla"
+    reason = refusal(choice, backend=backend, **facts)
+    if reason is not None:
+        raise ConfigError(
+            "execution.attention",
+            expected="a form that can compute this attention here",
+            got=f"{choice}: {reason}",
+            todo="set --execution.attention auto",
+        )
+    return choice
+
+
+def attend(
+    q_BTNH: Float[Array, "B T N H"],
+    k_BTKH: Float[Array, "B T K H"],
+    v_BTKH: Float[Array, "B T K H"],
+    seen: Visible,
+    *,
+    form: Form,
+    logit_softcap: float | None = None,
+) -> Float[Array, "B T N H"]:
+    """softmax(q k^T / sqrt(H), over the visible keys) v, each group of N/K query heads sharing a key/value head.
+
+    Vaswani et al. 2017 (arXiv:1706.03762); grouped queries: Ainslie et al. 2023 (arXiv:2305.13245); soft-cap
+    cap * tanh(scores / cap): Gemma 2 (arXiv:2408.00118). Scores and softmax are in promote_types(dtype, float32).
+    """
+    match form:
+        case "xla":
+            return _attend_xla(q_BTNH, k_BTKH, v_BTKH, seen, logit_softcap)
+        case "cudnn":
+            mask_B1TS = seen.mask_BTS[:, None]
+            return jax.nn.dot_product_attention(
+                q_BTNH, k_BTKH, v_BTKH, mask=mask_B1TS, is_causal=seen.is_causal, implementation="cudnn"
+            )
+        case "pallas":
+            return _attend_pallas(q_BTNH, k_BTKH, v_BTKH, seen, logit_softcap)
+
+
+def _attend_xla(q_BTNH: Array, k_BTKH: Array, v_BTKH: Array, seen: Visible, logit_softcap: float | None) -> Array:
+    batch, num_tokens, num_heads, head_width = q_BTNH.shape
+    num_kv_heads = k_BTKH.shape[2]
+    wide = accumulate_dtype(q_BTNH.dtype)
+    q_BTKGH = (q_BTNH / math.sqrt(head_width)).reshape(batch, num_tokens, num_kv_heads, -1, head_width)
+    scores_BKGTS = jnp.einsum("BTKGH,BSKH->BKGTS", q_BTKGH, k_BTKH, preferred_element_type=wide)
+    if logit_softcap is not None:
+        scores_BKGTS = softcap(scores_BKGTS, logit_softcap)
+    scores_BKGTS = jnp.where(seen.mask_BTS[:, None, None], scores_BKGTS, jnp.finfo(wide).min)
+    weights_BKGTS = jax.nn.softmax(scores_BKGTS, axis=-1).astype(v_BTKH.dtype)
+    mixed_BTKGH = jnp.einsum("BKGTS,BSKH->BTKGH", weights_BKGTS, v_BTKH)
+    return mixed_BTKGH.reshape(batch, num_tokens, num_heads, head_width)
+
+
+def softcap(x: Float[Array, "*shape"], cap: float) -> Float[Array, "*shape"]:
+    """cap * tanh(x / cap): nearly x for small |x|, never beyond the cap."""
+    return cap * jnp.tanh(x / cap)
+
+
+def _attend_pallas(
+    q_BTNH: Array, k_BTKH: Array, v_BTKH: Array, seen: Visible, logit_softcap: float | None, interpret: bool = False
+) -> Array:
+    # Imported here: Pallas for TPUs takes half a second to import, and only TPUs use it.
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
+
+    _, num_tokens, num_heads, head_width = q_BTNH.shape
+    shape = (num_tokens, num_tokens)
+    reach = None if seen.window is None else seen.window - 1
+    if reach is not None:
+        mask = splash_attention_mask.LocalMask(shape, (reach, 0 if seen.is_causal else reach), 0)
+    else:
+        mask = splash_attention_mask.CausalMask(shape) if seen.is_causal else splash_attention_mask.FullMask(shape)
+    block = math.gcd(num_tokens, 4 * PALLAS_BLOCK)
+    sizes = splash_attention_kernel.BlockSizes(
+        **dict.fromkeys(("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv"), block),
+        **dict.fromkeys(("block_kv_dkv_compute", "block_q_dq", "block_kv_dq"), block),
+    )
+    kernel = splash_attention_kernel.make_splash_mha(
+        splash_attention_mask.MultiHeadMask([mask] * num_heads),
+        block_sizes=sizes,
+        head_shards=1,
+        q_seq_shards=1,
+        attn_logits_soft_cap=logit_softcap,
+        interpret=interpret,
+    )
+
+    def rows(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, ids_BT: Array) -> Array:
+        segments = splash_attention_kernel.SegmentIds(q=ids_BT, kv=ids_BT)
+        return jax.vmap(kernel)(q_BNTH, k_BKTH, v_BKTH, segments)
+
+    if has_batch_axes(jax.sharding.get_abstract_mesh().axis_names):
+        # The compiler cannot split a kernel by itself: each device takes its own rows.
+        split = PartitionSpec(BATCH_AXES)
+        rows = jax.shard_map(rows, in_specs=(split,) * 4, out_specs=split, check_vma=False)
+    q_BNTH, k_BKTH, v_BKTH = (x.swapaxes(1, 2) for x in (q_BTNH / math.sqrt(head_width), k_BTKH, v_BTKH))
+    return rows(q_BNTH, k_BKTH, v_BKTH, seen.segment_ids_BT).swapaxes(1, 2)
+
+
+class Attention(nnx.Module):
+    """output(attend(query(x), key(x), value(x))) with QK-norm (Dehghani 2023, arXiv:2302.05442) before rotation."""
+
+    def __init__(
+        self, spec: AttentionSpec, width: int, *, residual_scale: float, stack: Stack, key: Key[Array, ""], dtype: str
+    ):
+        def linear(
+            name: str, num_in: int, num_out: int, axes: tuple[str, str], has_bias: bool, scale: float = INIT_SCALE
+        ) -> Linear:
+            return Linear(
+                num_in,
+                num_out,
+                axes,
+                has_bias=has_bias,
+                stack=stack,
+                key=named_key(key, name),
+                dtype=dtype,
+                scale=scale,
+            )
+
+        q_width, kv_width = spec.num_heads * spec.head_width, spec.num_kv_heads * spec.head_width
+        self.spec = spec
+        self.query = linear("query", width, q_width, ("embed", "heads"), spec.has_bias)
+        self.key = linear("key", width, kv_width, ("embed", "kv_heads"), spec.has_bias)
+        self.value = linear("value", width, kv_width, ("embed", "kv_heads"), spec.has_bias)
+        self.output = linear(
+            "output", q_width, width, ("heads", "embed"), spec.has_output_bias, INIT_SCALE * residual_scale
+        )
+        norms = [None, None]
+        if spec.qk_norm is not None:
+            norms = [Norm(spec.qk_norm, spec.head_width, None, stack=stack, dtype=dtype) for _ in norms]
+        self.query_norm, self.key_norm = norms
+
+    def __call__(
+        self, x_BTD: Float[Array, "B T D"], seen: Visible, turn: Rotation | None, choice: Choice, backend: str
+    ) -> Float[Array, "B T D"]:
+        spec = self.spec
+        batch, num_tokens, _ = x_BTD.shape
+
+        def heads(projection: Linear, norm: Norm | None, num_heads: int) -> Array:
+            x_BTNH = projection(x_BTD).reshape(batch, num_tokens, num_heads, spec.head_width)
+            return x_BTNH if norm is None else norm(x_BTNH)
+
+        q_BTNH = heads(self.query, self.query_norm, spec.num_heads)
+        k_BTKH = heads(self.key, self.key_norm, spec.num_kv_heads)
+        v_BTKH = heads(self.value, None, spec.num_kv_heads)
+        if turn is not None:
+            q_BTNH, k_BTKH = rotate(q_BTNH, turn), rotate(k_BTKH, turn)
+        form = choose(
+            choice,
+            backend=backend,
+            dtype=x_BTD.dtype.name,
+            head_width=spec.head_width,
+            has_softcap=spec.logit_softcap is not None,
+            num_tokens=num_tokens,
+        )
+        mixed_BTNH = attend(q_BTNH, k_BTKH, v_BTKH, seen, form=form, logit_softcap=spec.logit_softcap)
+        return self.output(mixed_BTNH.reshape(batch, num_tokens, -1))

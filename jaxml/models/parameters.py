@@ -1,0 +1,64 @@
+"""The leaves that models are made of: named, with logical axes and an initial distribution, and a linear map on them.
+
+Reads `keys`; every module of `models` makes its parameters here. A value depends on the run's key and the leaf's path
+only: not on the mesh, not on the order of construction, not on scanned or unrolled execution. It is drawn in float32
+and then cast, so that the same seed gives the same model in every precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from jaxml.keys import named_key
+
+INIT_SCALE = 0.02  # standard deviation of kernels and embeddings (GPT-2: Radford et al. 2019)
+
+
+def normal(
+    key: Key[Array, ""], shape: Sequence[int], axes: Sequence[str | None], scale: float, dtype: str
+) -> nnx.Param:
+    """A parameter drawn from a normal distribution with standard deviation `scale`; `axes` name its dimensions."""
+    value = scale * jax.random.normal(key, tuple(shape), jnp.float32)
+    return nnx.Param(value.astype(dtype), logical=tuple(axes))
+
+
+def constant(value: float, shape: Sequence[int], axes: Sequence[str | None], dtype: str) -> nnx.Param:
+    """A parameter that starts at one value everywhere: 1 for scales, 0 for biases."""
+    return nnx.Param(jnp.full(tuple(shape), value, dtype), logical=tuple(axes))
+
+
+class Stack:
+    """How the leaves of a module are stacked: `depth` layers in front of every shape, or none (`depth` None)."""
+
+    def __init__(self, depth: int | None = None):
+        self.shape: tuple[int, ...] = () if depth is None else (depth,)
+        self.axes: tuple[str | None, ...] = () if depth is None else ("layers",)
+
+
+class Linear(nnx.Module):
+    """y = x W (+ b), W stored as (in, out); one layer of the stack once sliced."""
+
+    def __init__(
+        self,
+        num_in: int,
+        num_out: int,
+        axes: tuple[str | None, str | None],
+        *,
+        has_bias: bool,
+        stack: Stack,
+        key: Key[Array, ""],
+        dtype: str,
+        scale: float = INIT_SCALE,
+    ):
+        kernel_shape, kernel_axes = (*stack.shape, num_in, num_out), (*stack.axes, *axes)
+        self.kernel = normal(named_key(key, "kernel"), kernel_shape, kernel_axes, scale, dtype)
+        self.bias = constant(0.0, (*stack.shape, num_out), (*stack.axes, axes[1]), dtype) if has_bias else None
+
+    def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
+        y = x @ self.kernel[...]
+        return y if self.bias is None else y + self.bias[...]

@@ -1,0 +1,216 @@
+"""The moving part of a run: starts or restores the state, acts on each step's event, saves, evaluates, rewinds.
+
+Reads `train.loop` for the events, and `saving`, `evaluate`, `guarding`, `announce` for what to do about them;
+`recipes.train` owns it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, TextIO
+
+import jax
+
+from jaxml.checkpoint.store import CheckpointStore
+from jaxml.data.loader import Loader
+from jaxml.observe.metrics_log import MetricsLog, read_metrics
+from jaxml.observe.progress import Progress
+from jaxml.observe.tensorboard import TensorBoardLog
+from jaxml.recipes.announce import model_flop_utilisation, run_facts
+from jaxml.recipes.assemble import Assembly
+from jaxml.recipes.evaluate import evaluate
+from jaxml.recipes.guarding import Guard, GuardEvent
+from jaxml.recipes.interruption import Interruption
+from jaxml.recipes.reporting import write_report
+from jaxml.recipes.run_directory import RunDirectory, StartMode
+from jaxml.recipes.saving import Saver, initial_params
+from jaxml.telemetry import WallClock
+from jaxml.train.loop import StepEvent, run_steps
+
+State = dict[str, Any]
+
+
+class Run:
+    """One process's share of a run. `metrics`: the newest loss and evaluation."""
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        directory: RunDirectory,
+        store: CheckpointStore,
+        saver: Saver,
+        clock: WallClock,
+        interruption: Interruption,
+        stream: TextIO,
+    ):
+        self.assembly, self.directory, self.store, self.saver = assembly, directory, store, saver
+        self.clock, self.interruption, self.stream = clock, interruption, stream
+        self.experiment, self.program = assembly.experiment, assembly.program
+        self.log = MetricsLog(directory.metrics)
+        self.guard = Guard(assembly, directory.faults)
+        self.board: TensorBoardLog | None = None
+        self.metrics: dict[str, float] = {}
+        self.saved_step = -1
+
+    def to_the_end(self, start: StartMode, initialise_from: str | None, tensorboard: bool) -> tuple[str, int]:
+        """(status, step): runs to the last step, or to a signal, with rewinds in between."""
+        self.initialise_from = initialise_from
+        state, skipped, how = self._start(start)
+        step = int(state["step"])
+        if tensorboard:
+            self.board = TensorBoardLog(self.directory.path / "tensorboard", last_step=step)
+        with self.clock.span("compile"):
+            self.program.compile(self.assembly.train_batches(skipped).batch(step))
+        self.facts = run_facts(self.assembly, how)
+        for name, value in self.facts.items():
+            print(f"{name:>16}: {value}", file=self.stream, flush=True)
+        if step > 0:
+            self.clock.mark_restarted()
+        while True:
+            self._forget_after(int(state["step"]))
+            outcome = self._steps(state, skipped)
+            if not isinstance(outcome, GuardEvent):
+                break
+            state, skipped = self._rewind(outcome)
+        status, step = outcome
+        with self.clock.span("checkpoint"):
+            self.store.wait()
+        write_report(self.assembly, self.directory, self.facts, self.clock, [str(event) for event in self.guard.events])
+        return status, step
+
+    def close(self) -> None:
+        """Flush and close what is open."""
+        self.log.close()
+        if self.board is not None:
+            self.board.close()
+
+    def _start(self, start: StartMode) -> tuple[State, tuple[int, ...], str]:
+        latest = self.store.latest_step() if start in ("resume", "must-resume") else None
+        if latest is not None:
+            with self.clock.span("restart"):
+                return *self._restore(latest), f"{start}: at step {latest}"
+        found_none = " (no complete checkpoint was found)" if start == "resume" else ""
+        origin = f", parameters of {self.initialise_from}" if self.initialise_from else ""
+        return self._first_state(), self.guard.left_out, f"{start}: at step 0{found_none}{origin}"
+
+    def _first_state(self) -> State:
+        """The state at step 0: drawn from the seed, or with the parameters of another checkpoint."""
+        state = self.program.init(self.experiment.train.seed)
+        if self.initialise_from is not None:
+            state["params"] = initial_params(self.assembly, self.initialise_from)
+            if "ema" in state:
+                state["ema"] = jax.tree.map(lambda leaf, old: leaf.astype(old.dtype), state["params"], state["ema"])
+        return state
+
+    def _restore(self, step: int) -> tuple[State, tuple[int, ...]]:
+        state, skipped = self.saver.restore(step)
+        self.saved_step = step
+        return state, tuple(sorted({*skipped, *self.guard.left_out}))
+
+    def _forget_after(self, step: int) -> None:
+        """Later metrics belong to steps that will be taken again: curves neither fork nor repeat."""
+        self.log.truncate(step)
+        if self.board is not None:
+            self.board.truncate(step)
+        self.guard.restore(read_metrics(self.directory.metrics))
+
+    def _steps(self, state: State, skipped: tuple[int, ...]) -> tuple[str, int] | GuardEvent:
+        """Steps from `state` on: ("finished" or "interrupted", step), or the guard's wish to go back."""
+        first_step, last_step = int(state["step"]), self.experiment.train.steps
+        if first_step >= last_step:
+            return self._evaluate_again(state)
+        step = first_step
+        with (
+            Loader(self.assembly.train_batches(skipped), first_step, self.experiment.data.prefetch) as loader,
+            Progress(last_step, first_step, self.stream) as progress,
+        ):
+            should_stop = self.interruption.poll
+            for event in run_steps(self.program, state, loader, first_step, last_step, self._holds, should_stop):
+                self.clock.add("data_wait", event.data_wait_s)
+                self.clock.add("step", event.step_s)
+                self.store.check()
+                verdict = self.guard.judge(event, skipped)
+                if verdict is not None:
+                    return verdict
+                self._after_step(event, skipped, progress)
+                # The held state stays valid when the loop stops after it: that is what an interruption saves.
+                step, state = event.step, event.state if event.state is not None else state
+        if step < last_step:
+            self._save(state, skipped)
+            return "interrupted", step
+        # A signal may have cut the last evaluation short; a resumed run then makes up for it.
+        return "interrupted" if self.interruption.poll() else "finished", step
+
+    def _evaluate_again(self, state: State) -> tuple[str, int]:
+        """A run that is at its end already: only its last metrics are wanted."""
+        step = int(state["step"])
+        measured = self._evaluate(state)
+        last = next((r for r in reversed(read_metrics(self.directory.metrics)) if r["step"] == step), None)
+        if last is not None and measured:
+            self.metrics["loss"] = last["loss"]
+            self.log.truncate(step - 1)
+            self.log.write(step, {**last, **measured})
+        return "finished" if measured else "interrupted", step
+
+    def _evaluate(self, state: State) -> dict[str, float]:
+        """The held-out metrics of a state; empty when a signal cut it short."""
+        with self.clock.span("eval"):
+            params = self.program.eval_params(state)
+            measured = evaluate(self.assembly, params, self.interruption.poll) or {}
+        self.metrics |= measured
+        return measured
+
+    def _holds(self, step: int) -> bool:
+        return self._evaluates_at(step) or self._saves_at(step)
+
+    def _evaluates_at(self, step: int) -> bool:
+        train = self.experiment.train
+        return step == train.steps or (train.eval_every > 0 and step % train.eval_every == 0)
+
+    def _saves_at(self, step: int) -> bool:
+        return step == self.experiment.train.steps or step % self.experiment.checkpoint.every == 0
+
+    def _after_step(self, event: StepEvent, skipped: tuple[int, ...], progress: Progress) -> None:
+        """Evaluate and save where it is time, then write the step's one line."""
+        line = {name: value for name, value in event.metrics.items() if name != "leaf_grad_norms"}
+        seconds = event.step_s + event.data_wait_s
+        line |= {"data_wait_s": event.data_wait_s, "step_s": event.step_s}
+        if seconds > 0:
+            line["tokens_per_s"] = event.metrics["num_tokens"] / seconds
+            line |= self._utilisation(line["tokens_per_s"])
+        self.metrics["loss"] = event.metrics["loss"]
+        if event.state is not None and self._evaluates_at(event.step):
+            line |= self._evaluate(event.state)
+        if event.state is not None and self._saves_at(event.step):
+            line["checkpoint_s"] = self._save(event.state, skipped)
+        self.log.write(event.step, line)
+        if self.board is not None:
+            self.board.write(event.step, line)
+        progress.write(event.step, line)
+
+    def _utilisation(self, tokens_per_s: float) -> dict[str, float]:
+        kind = self.assembly.mesh.devices.flat[0].device_kind
+        mfu = model_flop_utilisation(self.experiment, tokens_per_s, kind, self.assembly.mesh.size)
+        return {} if mfu is None else {"mfu": mfu}
+
+    def _save(self, state: State, skipped: tuple[int, ...]) -> float:
+        """Save, unless this very step is saved already; returns the seconds for which training stood still."""
+        step = int(state["step"])
+        if step == self.saved_step:
+            return 0.0
+        begun = time.perf_counter()
+        with self.clock.span("checkpoint"):
+            self.saver.save(state, skipped, self.metrics)
+        self.saved_step = step
+        return time.perf_counter() - begun
+
+    def _rewind(self, verdict: GuardEvent) -> tuple[State, tuple[int, ...]]:
+        """The state of the newest checkpoint, and the data steps to leave out from there on; step 0 where there is none."""
+        print(f"jaxml: {verdict}", file=self.stream, flush=True)
+        with self.clock.span("restart"):
+            self.store.wait()
+            latest = self.store.latest_step()
+            if latest is not None:
+                return self._restore(latest)
+            self.saved_step = -1
+            return self._first_state(), self.guard.left_out

@@ -1,0 +1,133 @@
+"""Sealed checkpoints of a running experiment: which parts, and what the manifest says about them.
+
+Reads `checkpoint` and `recipes.assemble`; `recipes.train` saves and restores through `Saver`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxml import __version__
+from jaxml.checkpoint.manifest import Manifest
+from jaxml.checkpoint.probe import check, probe_tokens, record
+from jaxml.checkpoint.store import CheckpointStore, describe_leaves, find_checkpoint
+from jaxml.config.spec import from_json, to_json
+from jaxml.errors import CheckpointError
+from jaxml.models.build import BoundModel
+from jaxml.models.check import decoder_of
+from jaxml.recipes.assemble import Assembly
+from jaxml.recipes.run_directory import RunRecord, refuse_changed_experiment
+from jaxml.tasks.spec import TextClassification
+
+PARTS = ("params", "opt_state", "ema")
+PROBE_LENGTH = 16
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+
+
+@dataclass
+class Saver:
+    """Saves and restores the state of one assembled run in one store."""
+
+    assembly: Assembly
+    store: CheckpointStore
+    record: RunRecord
+    _logits: Any = field(default=None, repr=False)
+
+    def save(self, state: dict[str, Any], skipped: tuple[int, ...], metrics: dict[str, float]) -> float:
+        """Start saving `state`; returns the seconds for which training stood still. The write goes on in the background."""
+        step = int(state["step"])
+        parts = {name: state[name] for name in PARTS if name in state}
+        return self.store.save(step, parts, self._manifest(step, state, parts, skipped, metrics))
+
+    def restore(self, step: int) -> tuple[dict[str, Any], tuple[int, ...]]:
+        """The state at a saved step, on this run's mesh, and the data steps that it left out.
+
+        Raises CheckpointError when the checkpoint is of another spec or its arrays do not give the sealed probe.
+        """
+        manifest = self.store.manifest(step)
+        refuse_changed_experiment(
+            from_json(manifest.experiment), self.assembly.experiment, f"the checkpoint of step {step}"
+        )
+        abstract = {name: part for name, part in self.assembly.program.abstract_state.items() if name in PARTS}
+        state = self.store.restore(step, abstract)
+        sharding = self.assembly.program.state_shardings["step"]
+        state["step"] = jax.device_put(jnp.asarray(step, jnp.int32), sharding)
+        self._check_probe(state, manifest)
+        return state, tuple(manifest.skipped_steps)
+
+    def _check_probe(self, state: dict[str, Any], manifest: Manifest) -> None:
+        faults = check(manifest.probe, self._probe(state), **self._circumstances())
+        if faults:
+            raise CheckpointError.from_faults(faults)
+
+    def _probe(self, state: dict[str, Any]) -> np.ndarray:
+        if self._logits is None:
+            self._logits = jax.jit(probe_function(self.assembly.program.bound, self.assembly.experiment))
+        return np.asarray(jax.device_get(self._logits(self.assembly.program.eval_params(state))))
+
+    def _circumstances(self) -> dict[str, str]:
+        experiment, mesh = self.assembly.experiment, self.assembly.mesh
+        execution = experiment.execution
+        layout = f"{dict(mesh.shape)}, {execution.layers}, {execution.attention}"
+        return {"compute": experiment.precision.compute, "layout": layout}
+
+    def _manifest(
+        self,
+        step: int,
+        state: dict[str, Any],
+        parts: dict[str, Any],
+        skipped: tuple[int, ...],
+        metrics: dict[str, float],
+    ) -> Manifest:
+        experiment, prepared = self.assembly.experiment, self.assembly.prepared
+        task = experiment.task
+        return Manifest(
+            step=step,
+            experiment=to_json(experiment),
+            versions={"jaxml": __version__, **{name: importlib.metadata.version(name) for name in PACKAGES}},
+            seed=experiment.train.seed,
+            batch_size=experiment.train.batch_size,
+            skipped_steps=skipped,
+            tokenizer_fingerprint=prepared.tokenizer_fingerprint,
+            data_fingerprint=prepared.fingerprint,
+            metrics={name: float(value) for name, value in metrics.items()},
+            lineage=tuple(self.record.lineage),
+            labels=task.labels if isinstance(task, TextClassification) else (),
+            leaves={part: describe_leaves(tree) for part, tree in parts.items()},
+            probe=record(self._probe(state), **self._circumstances()),
+            backend=jax.default_backend(),
+        )
+
+
+def probe_function(model: BoundModel, experiment: Any) -> Any:
+    """A function params -> logits of the fixed probe batch: what serving recomputes before it starts."""
+    decoder = decoder_of(experiment.model)
+    tokens = jnp.asarray(probe_tokens(decoder.vocab_size, min(PROBE_LENGTH, decoder.context_length)))
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
+
+    def logits(params: Any) -> jax.Array:
+        module = model.bind(params)
+        outputs, _ = module(tokens, positions, jnp.ones_like(tokens))
+        return outputs if isinstance(experiment.task, TextClassification) else module.logits(outputs)
+
+    return logits
+
+
+def initial_params(assembly: Assembly, path: str) -> dict[str, Any]:
+    """The parameters (averaged ones, where there are some) of a checkpoint, on this run's mesh: start mode initialise-from.
+
+    Raises CheckpointError when there is no complete checkpoint or its parameters are not those of this model.
+    """
+    directory, step = find_checkpoint(path)
+    store = CheckpointStore(directory, assembly.experiment.checkpoint)
+    try:
+        part = "ema" if "ema" in store.manifest(step).leaves else "params"
+        return store.restore(step, {part: assembly.program.abstract_state["params"]})[part]
+    finally:
+        store.close()

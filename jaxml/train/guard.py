@@ -1,0 +1,122 @@
+"""Decides whether a loss is a spike, and finds out what made a step not finite. Pure: writes and stops nothing.
+
+Reads `train.spec`, `train.step`, `tasks.contract`, `trees`; `recipes.guarding` acts on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxml import trees
+from jaxml.train.spec import GuardSpec
+from jaxml.train.step import Program
+
+# The median absolute deviation of a normal distribution is its standard deviation divided by this.
+MAD_TO_DEVIATION = 1.4826
+# Losses that hardly vary must not make every wobble a spike: the deviation is taken to be at least this share of the median.
+SMALLEST_DEVIATION = 1e-3
+
+
+class SpikeDetector:
+    """Is a loss far above the recent ones? Deviations are robust: median and MAD over the last `spike_window` good losses.
+
+    It decides once the window is full. Losses that spike or are not finite stay out of the window, so one bad stretch does
+    not raise the bar for the next. Rebuild it after a resume from the losses logged so far, in order.
+
+    >>> detector = SpikeDetector(GuardSpec(spike_threshold=5.0, spike_window=8), past_losses=[2.0, 2.1] * 4)
+    >>> detector.observe(2.2), detector.observe(9.0)
+    (False, True)
+    """
+
+    def __init__(self, spec: GuardSpec, past_losses: Iterable[float] = ()):
+        self._threshold = spec.spike_threshold
+        self._window: deque[float] = deque(maxlen=spec.spike_window)
+        for loss in past_losses:
+            self.observe(loss)
+
+    def observe(self, loss: float) -> bool:
+        """Whether `loss` is a spike (never, with a threshold of 0); remembers it if it is not."""
+        is_spike = self._threshold > 0 and self.deviations(loss) > self._threshold
+        if not is_spike and math.isfinite(loss):
+            self._window.append(loss)
+        return is_spike
+
+    def deviations(self, loss: float) -> float:
+        """How many robust standard deviations `loss` lies above the median of the window (0 until that is full)."""
+        if len(self._window) < (self._window.maxlen or 0) or not math.isfinite(loss):
+            return 0.0
+        losses = np.asarray(self._window)
+        median = float(np.median(losses))
+        deviation = MAD_TO_DEVIATION * float(np.median(np.abs(losses - median)))
+        return (loss - median) / max(deviation, SMALLEST_DEVIATION * abs(median), np.finfo(np.float64).tiny)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was not finite in a step.
+
+    `leaf`: the first parameter, in the order of `trees.flatten`, whose gradient was not; "" when only the loss was.
+    `leaves`: how many there were. `term`: the first loss term that was not; "" when all were finite and only the gradient
+    was not. `rows`: the rows of the batch whose own loss, or else whose own gradient, is not finite; empty when no row alone
+    reproduces it. `records`: (source, record) of these rows.
+    """
+
+    leaf: str
+    leaves: int
+    term: str
+    rows: tuple[int, ...]
+    records: tuple[tuple[int, int], ...]
+
+    def __str__(self) -> str:
+        names = ", ".join(f"record {record} of source {source}" for source, record in self.records[:8])
+        more = f" and {len(self.records) - 8} more" if len(self.records) > 8 else ""
+        leaf = f"gradient of {self.leaf} (first of {self.leaves} leaves)" if self.leaf else "no gradient"
+        return f"not finite: {leaf}; loss term: {self.term or 'none'}; from {names + more or 'no single record'}"
+
+
+def diagnose(
+    program: Program, params: Any, batch: Mapping[str, np.ndarray], metrics: Mapping[str, Any]
+) -> Diagnosis:
+    """What made the step of `batch` not finite, from its `metrics` and from `params` at hand (`StepEvent.suspect_params`).
+
+    Compiles the task's `row_losses` on the first call that needs it, and a pass over single rows only if no row's loss but
+    some gradient is not finite. Dropout is off in both.
+    """
+    norms = dict(zip(trees.flatten(program.abstract_state["params"]), metrics["leaf_grad_norms"], strict=True))
+    bad_leaves = [path for path, norm in norms.items() if not math.isfinite(norm)]
+    terms = [name.removeprefix("loss/") for name in metrics if name.startswith("loss/")]
+    bad_terms = [name for name in terms if not math.isfinite(metrics[f"loss/{name}"])]
+    rows = _bad_rows(program, params, batch)
+    return Diagnosis(
+        leaf=bad_leaves[0] if bad_leaves else "",
+        leaves=len(bad_leaves),
+        term=bad_terms[0] if bad_terms else "",
+        rows=tuple(int(row) for row in rows),
+        records=tuple((int(batch["source"][row]), int(batch["record"][row])) for row in rows),
+    )
+
+
+def _bad_rows(program: Program, params: Any, batch: Mapping[str, np.ndarray]) -> np.ndarray:
+    task, bound = program.task, program.bound
+    columns = program.put(batch)
+    with jax.set_mesh(program.mesh):
+        losses_B = jax.jit(lambda params, rows: task.row_losses(bound.bind(params), rows))(params, columns)
+        bad_B = ~np.isfinite(np.asarray(losses_B))
+        if bad_B.any():
+            return np.flatnonzero(bad_B)
+
+        def gradient_norm(params: Any, row: dict[str, jax.Array]) -> jax.Array:
+            one_row = {name: column[None] for name, column in row.items()}
+            gradients = jax.grad(lambda params: task.row_losses(bound.bind(params), one_row)[0])(params)
+            return sum(jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(gradients))
+
+        norms_B = jax.jit(lambda params, rows: jax.lax.map(lambda row: gradient_norm(params, row), rows))(params, columns)
+    return np.flatnonzero(~np.isfinite(np.asarray(norms_B)))

@@ -1,0 +1,184 @@
+"""Laws of tokenizers: decoding undoes encoding, saving loses nothing, and what cannot be encoded is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers as library
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxml.errors import DataError
+from jaxml.inputs.spec import BpeTokenizerSpec, ByteTokenizerSpec, CharTokenizerSpec, HuggingFaceTokenizerSpec
+from jaxml.inputs.tokenizers import (
+    ByteTokenizer,
+    CharTokenizer,
+    Tokenizer,
+    build_tokenizer,
+    encode_document,
+    load_tokenizer,
+)
+
+ASSETS = Path(__file__).resolve().parents[3] / "shared" / "assets"
+TEXT = "the cat sat on the mat; the hat is 日本 and é and 😀. " * 5
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+
+
+@pytest.fixture(scope="module")
+def bpe() -> Tokenizer:
+    return build_tokenizer(BpeTokenizerSpec(280), [TEXT])
+
+
+@pytest.fixture(scope="module")
+def every(bpe: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
+    folder = tmp_path_factory.mktemp("bpe")
+    bpe.save(folder)
+    spec = HuggingFaceTokenizerSpec(str(folder / "tokenizer.json"), eos="<|endoftext|>", bos="<|endoftext|>")
+    return {
+        "byte": build_tokenizer(ByteTokenizerSpec(), []),
+        "char": build_tokenizer(CharTokenizerSpec(), [TEXT, "xyz"]),
+        "bpe": bpe,
+        "huggingface": build_tokenizer(spec, []),
+    }
+
+
+NAMES = ("byte", "char", "bpe", "huggingface")
+
+
+@pytest.mark.parametrize("name", ["byte", "bpe", "huggingface"])
+@settings(max_examples=40)
+@given(text=TEXTS)
+def test_decoding_undoes_encoding(name: str, text: str, every: dict[str, Tokenizer]) -> None:
+    tokenizer = every[name]
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert all(0 <= number < tokenizer.vocab_size for number in ids)
+    (batched,) = tokenizer.encode_many([text])
+    assert batched.tolist() == ids
+
+
+@settings(max_examples=40)
+@given(text=st.text(st.sampled_from(sorted(set(TEXT + "xyz"))), max_size=40))
+def test_characters_decode_to_what_they_were(text: str, every: dict[str, Tokenizer]) -> None:
+    assert every["char"].decode(every["char"].encode(text)) == text
+
+
+@settings(max_examples=40)
+@given(texts=st.lists(TEXTS.filter(bool), min_size=1, max_size=4))
+def test_a_character_vocabulary_holds_every_text_it_was_built_of(texts: list[str]) -> None:
+    tokenizer = build_tokenizer(CharTokenizerSpec(), texts)
+    assert tokenizer.vocab_size == len(set("".join(texts)))
+    assert [tokenizer.decode(ids) for ids in tokenizer.encode_many(texts)] == texts
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_saving_and_loading_is_the_identity_and_writes_only_json(
+    name: str, every: dict[str, Tokenizer], tmp_path: Path
+) -> None:
+    every[name].save(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.fingerprint == every[name].fingerprint
+    assert loaded.encode(TEXT) == every[name].encode(TEXT)
+    assert (loaded.eos_id, loaded.bos_id, loaded.vocab_size) == (
+        every[name].eos_id,
+        every[name].bos_id,
+        every[name].vocab_size,
+    )
+    for file in tmp_path.iterdir():
+        json.loads(file.read_bytes())
+
+
+def test_fingerprints_tell_vocabularies_apart() -> None:
+    assert CharTokenizer("abc").fingerprint != CharTokenizer("abd").fingerprint
+    assert CharTokenizer("abc").fingerprint == CharTokenizer("abc").fingerprint
+
+
+def test_a_bpe_is_the_same_each_time_it_is_trained(bpe: Tokenizer) -> None:
+    assert build_tokenizer(BpeTokenizerSpec(280), [TEXT]).fingerprint == bpe.fingerprint
+
+
+def test_special_tokens_spelt_out_in_a_text_stay_text(every: dict[str, Tokenizer]) -> None:
+    for name in ("bpe", "huggingface"):
+        ids = every[name].encode("a<|endoftext|>b")
+        assert every[name].eos_id not in ids
+        assert every[name].decode(ids) == "a<|endoftext|>b"
+
+
+def test_a_document_begins_with_bos_and_ends_with_eos(every: dict[str, Tokenizer]) -> None:
+    def framed(name: str) -> list[int]:
+        return encode_document(every[name], every[name].encode_array("cat")).tolist()
+
+    assert framed("byte") == [*b"cat", 256]
+    assert framed("char") == every["char"].encode("cat")
+    assert framed("huggingface") == [0, *every["huggingface"].encode("cat"), 0]
+    assert framed("bpe") == [*every["bpe"].encode("cat"), 0]
+
+
+def test_an_unknown_character_is_named() -> None:
+    with pytest.raises(DataError, match=r"character 'é' \(U\+00E9\) at position 2"):
+        CharTokenizer("abc").encode("abéd")
+
+
+def test_no_text_gives_no_character_vocabulary() -> None:
+    with pytest.raises(DataError, match="not empty"):
+        build_tokenizer(CharTokenizerSpec(), [""])
+
+
+def test_half_a_surrogate_pair_is_refused_by_all(every: dict[str, Tokenizer]) -> None:
+    for tokenizer in every.values():
+        with pytest.raises(DataError, match="surrogate"):
+            tokenizer.encode("a\ud800")
+
+
+def test_ids_outside_the_vocabulary_do_not_decode(every: dict[str, Tokenizer]) -> None:
+    for tokenizer in every.values():
+        for number in (-1, tokenizer.vocab_size):
+            with pytest.raises(DataError, match="token ids"):
+                tokenizer.decode([number])
+
+
+def test_a_special_token_that_the_file_does_not_have_is_refused(tmp_path: Path, bpe: Tokenizer) -> None:
+    bpe.save(tmp_path)
+    with pytest.raises(DataError, match=r"tokenizer\.bos(.|\n)*did you mean '<\|endoftext\|>'"):
+        build_tokenizer(HuggingFaceTokenizerSpec(str(tmp_path / "tokenizer.json"), bos="<|endoftext>"), [])
+
+
+def test_files_that_are_no_tokenizer_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    for path in (tmp_path / "tokenizer.json", tmp_path / "absent.json"):
+        with pytest.raises(DataError, match=r"tokenizer\.json"):
+            build_tokenizer(HuggingFaceTokenizerSpec(str(path)), [])
+    with pytest.raises(DataError, match="tokenizer_spec"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_vocabulary_that_cannot_be_filled_or_holds_no_bytes_is_refused() -> None:
+    for size in (100, 5000):
+        with pytest.raises(DataError, match=r"tokenizer\.vocab_size"):
+            build_tokenizer(BpeTokenizerSpec(size), ["abc abc"])
+
+
+def test_bytes_that_are_not_utf8_decode_with_a_replacement() -> None:
+    assert ByteTokenizer().decode(np.array([0xFF, 97, 256])) == "\ufffda"
+
+
+@pytest.mark.skipif(not ASSETS.is_dir(), reason="shared assets are not here")
+def test_a_file_that_asks_for_truncation_encodes_the_whole_text() -> None:
+    path = ASSETS / "minilm-l6-v2" / "tokenizer.json"
+    assert json.loads(path.read_bytes())["truncation"]["max_length"] == 128
+    tokenizer = build_tokenizer(HuggingFaceTokenizerSpec(str(path), eos="[SEP]", bos="[CLS]"), [])
+    assert len(tokenizer.encode("word " * 500)) == 500
+
+
+@pytest.mark.skipif(not ASSETS.is_dir(), reason="shared assets are not here")
+def test_real_tokenizers_encode_as_their_library_does() -> None:
+    text = (ASSETS / "multilingual" / "udhr_deu.txt").read_text()[:2000]
+    for folder in ("stories260k-hf", "whisper-tiny-en"):
+        path = ASSETS / folder / "tokenizer.json"
+        expected = library.Tokenizer.from_file(str(path)).encode(text, add_special_tokens=False).ids
+        tokenizer = build_tokenizer(HuggingFaceTokenizerSpec(str(path)), [])
+        assert tokenizer.encode(text) == expected
+        assert tokenizer.vocab_size > max(expected)
