@@ -1,4 +1,4 @@
-"""The only verbs: `nox -l` lists them; `.ci/run` runs the same. Environments are made with uv where it starts, else pip."""
+"""The only verbs: `nox -l` lists them, `.ci/run` runs them. Environments are made with uv where it starts, else pip."""
 
 from __future__ import annotations
 
@@ -43,16 +43,19 @@ def tests(session: nox.Session) -> None:
 def tests_matrix(session: nox.Session) -> None:
     """The suite under every interpreter that is found; says which are not."""
     found = {version: find_interpreter(version) for version in MATRIX}
+    has_uv = starts(["uv", "--version"]) is not None
     failed = []
     for version, interpreter in found.items():
         if interpreter is None:
             continue
         place = ROOT / ".nox" / f"tests_matrix-{version.replace('.', '-')}"
+        python = str(place / "bin" / "python")
+        install = ["uv", "pip", "install", "--python", python] if has_uv else [python, "-m", "pip", "install"]
         session.log(f"Python {version}: {interpreter}")
         try:
             session.run(interpreter, "-m", "venv", "--clear", str(place), external=True)
-            session.run(str(place / "bin" / "python"), "-m", "pip", "install", "-q", *TEST_NEEDS, external=True)
-            session.run(str(place / "bin" / "python"), *SUITE, *session.posargs, env=QUIET, external=True)
+            session.run(*install, "-q", *TEST_NEEDS, external=True)
+            session.run(python, *SUITE, *session.posargs, env=QUIET, external=True)
         except nox.command.CommandFailed:
             failed.append(version)
     missing = [version for version, interpreter in found.items() if interpreter is None]
@@ -95,7 +98,7 @@ def chaos(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """`nox -s bench -- train`: A/B/A against PyTorch, interleaved; writes docs/benchmarks.md, a JSON file and a plot."""
+    """`nox -s bench -- train`: A/B/A against PyTorch, interleaved; writes docs/benchmarks.md, JSON and a plot."""
     session.install(".[bench]", "pip")
     session.run("python", "benchmarks/run.py", *session.posargs, env=QUIET)
 
@@ -114,9 +117,17 @@ def find_interpreter(version: str) -> str | None:
     roots = [os.environ.get("PYENV_ROOT"), str(Path.home() / ".pyenv")]
     for root in filter(None, roots):
         candidates += sorted(str(p) for p in Path(root).glob(f"versions/{version}.*/bin/python"))
+    question = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"
     for candidate in filter(None, [*candidates, sys.executable]):
-        question = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"
-        answer = subprocess.run([candidate, "-c", question], capture_output=True, text=True)
-        if answer.returncode == 0 and answer.stdout.strip() == version:
+        if starts([candidate, "-c", question]) == version:
             return candidate
     return None
+
+
+def starts(command: list[str]) -> str | None:
+    """What a command prints, or None when it is not there or refuses."""
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True)
+    except OSError:
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None

@@ -37,7 +37,7 @@ def tiny_model(dropout: float = 0.1) -> DecoderSpec:
 def tiny_experiment(directory: str | Path) -> Experiment:
     """The experiment, with its text written to `directory` and its prepared data to go there too.
 
-    20 steps of 4 rows of 16 tokens in 2 microbatches, on one device (a step that splits rows needs 4 of them to divide).
+    20 steps of 4 rows of 16 tokens in 2 microbatches, on one device: rows are few, and split evenly.
     Paragraphs are documents, so that a row holds several and the prepared directory has a held-out split.
     """
     directory = Path(directory)

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 from jaxml import trees
 from jaxml.checkpoint.folders import find_checkpoint, read_manifest, resolve
 from jaxml.checkpoint.manifest import Manifest
@@ -124,7 +122,7 @@ def _json_leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield from _json_leaves(item, f"{path}.{key}".lstrip("."))
 
 
-def _load(directory: str, step: int, manifest: Manifest, part: str) -> dict[str, np.ndarray]:
+def _load(directory: str, step: int, manifest: Manifest, part: str) -> dict[str, Any]:
     if part not in manifest.leaves:
         return {}
     with CheckpointStore(directory) as store:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxml import trees
@@ -18,7 +19,7 @@ def describe_leaves(tree: Any) -> dict[str, list[Any]]:
     """Dotted leaf path to [shape, dtype name]: what a manifest says of a part. Raises CheckpointError on typed keys."""
     leaves = {}
     for path, leaf in trees.flatten(tree).items():
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             todo = "derive keys from (seed, step), or store jax.random.key_data of it"
             raise CheckpointError(f"leaf {path}", expected="an array of numbers", got=f"a key {leaf.dtype}", todo=todo)
         leaves[path] = [list(leaf.shape), str(np.dtype(leaf.dtype))]
@@ -28,8 +29,8 @@ def describe_leaves(tree: Any) -> dict[str, list[Any]]:
 def to_host(parts: dict[str, Any]) -> dict[str, Any]:
     """NumPy copies that share no memory with the arrays given, which the caller may then donate.
 
-    On the CPU, where np.asarray of a jax.Array is a view, the copy is explicit; from an accelerator the transfers of
-    all leaves overlap, and what arrives is host memory already.
+    On the CPU the copy is explicit: np.asarray of a jax.Array is a view there, and while a view is held XLA copies what
+    it was to donate. From an accelerator the transfers of all leaves overlap, and what arrives is host memory already.
     """
     leaves = [leaf for leaf in jax.tree.leaves(parts) if isinstance(leaf, jax.Array)]
     for leaf in leaves:

@@ -76,12 +76,10 @@ class CheckpointStore:
         if (self.directory / str(step)).exists() and step in self.steps():
             self._refuse_other_course(step, manifest)
             return time.perf_counter() - begun
-        if jax.process_count() == 1:
-            parts = to_host(parts)
-            write = self._worker.submit(self._write, step, parts, manifest)
+        if _is_one_process():
+            write = self._worker.submit(self._write, step, to_host(parts), manifest)
         else:  # No process can copy all of a state; Orbax copies each process's shards before its own save returns.
-            self._begin(step, parts, manifest)
-            write = self._worker.submit(self._finish)
+            write = self._write_together(step, parts, manifest)
         self._pending = (step, write)
         return time.perf_counter() - begun
 
@@ -208,6 +206,15 @@ class CheckpointStore:
         self._begin(step, parts, manifest)
         self._finish()
 
+    def _write_together(self, step: int, parts: dict[str, Any], manifest: Manifest) -> Future[None]:
+        try:
+            self._begin(step, parts, manifest)
+        except STORAGE_ERRORS as error:
+            failed: Future[None] = Future()
+            failed.set_exception(error)
+            return failed
+        return self._worker.submit(self._finish)
+
     def _begin(self, step: int, parts: dict[str, Any], manifest: Manifest) -> None:
         ocp = _orbax()
         items = {
@@ -237,29 +244,31 @@ class CheckpointStore:
 
     def _open_manager(self) -> ocp.CheckpointManager:
         """The writing manager. Making it removes unfinished folders, so readers never make one."""
-        if self._manager is None:
-            ocp = _orbax()
-            keep, spec = ocp.checkpoint_managers, self.spec
-            policies: list[Any] = [keep.LatestN(spec.keep_last)]
-            if spec.keep_every:
-                policies.append(keep.EveryNSteps(spec.keep_every))
-            if spec.keep_best:
-                best = keep.BestN(get_metric_fn=self._quality, n=spec.keep_best, keep_checkpoints_without_metrics=False)
-                policies.append(best)
-            self._sweep(unfinished=True)
-            self._manager = ocp.CheckpointManager(
-                self.directory,
-                options=ocp.CheckpointManagerOptions(
-                    preservation_policy=keep.AnyPreservationPolicy(policies),
-                    best_fn=self._quality if spec.keep_best else None,  # Only with it does Orbax write metrics.
-                    best_mode="max",
-                    cleanup_tmp_directories=True,  # Where `_sweep` cannot tell by the name: gs://.
-                    todelete_subdir=TRASH,
-                    save_root_metadata=False,
-                    enable_async_checkpointing=jax.process_count() > 1,
-                ),
-            )
-        return self._manager
+        if self._manager is not None:
+            return self._manager
+        ocp = _orbax()
+        keep, spec = ocp.checkpoint_managers, self.spec
+        policies: list[Any] = [keep.LatestN(spec.keep_last)]
+        if spec.keep_every:
+            policies.append(keep.EveryNSteps(spec.keep_every))
+        if spec.keep_best:
+            best = keep.BestN(get_metric_fn=self._quality, n=spec.keep_best, keep_checkpoints_without_metrics=False)
+            policies.append(best)
+        self._sweep(unfinished=True)
+        manager = ocp.CheckpointManager(
+            self.directory,
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=keep.AnyPreservationPolicy(policies),
+                best_fn=self._quality if spec.keep_best else None,  # Only with it does Orbax write metrics.
+                best_mode="max",
+                cleanup_tmp_directories=True,  # Where `_sweep` cannot tell by the name: gs://.
+                todelete_subdir=TRASH,
+                save_root_metadata=False,
+                enable_async_checkpointing=not _is_one_process(),
+            ),
+        )
+        self._manager = manager
+        return manager
 
     def _sweep(self, *, unfinished: bool = False) -> None:
         """Remove the trash, and on demand what saves that did not finish have left."""
@@ -329,18 +338,21 @@ def _read_parts(folder: Any, abstract_parts: dict[str, Any]) -> dict[str, Any]:
 
 def _remove(folder: Any) -> None:
     """Remove a folder; again when TensorStore's threads, which outlive a save that failed, still write into it."""
-    for wait_s in (0.05, 0.2, 1.0, None):
-        try:
-            return folder.rmtree()
-        except OSError:
-            if wait_s is None:
-                raise
-            time.sleep(wait_s)
+    for wait_s in (0.05, 0.2, 1.0):
+        with contextlib.suppress(OSError):
+            folder.rmtree()
+            return
+        time.sleep(wait_s)
+    folder.rmtree()
 
 
 def _save_args(tree: Any) -> Any:
     ocp = _orbax()
     return jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), tree)
+
+
+def _is_one_process() -> bool:
+    return jax.process_count() == 1
 
 
 def _orbax() -> ModuleType:

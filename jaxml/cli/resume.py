@@ -29,5 +29,6 @@ def main(arguments: list[str]) -> tuple[dict[str, Any], int]:
             source="resume",
             cache_dir=cache_directory(),
             tensorboard=given.tensorboard,
+            owns_process=True,
         )
     )

@@ -46,7 +46,9 @@ def main(arguments: list[str]) -> tuple[dict[str, Any], int]:
     from jaxml.recipes.train import TrainOptions, train
 
     run_dir = given.run_dir or f"runs/{experiment.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    chosen = TrainOptions(start, given.initialise_from, given.file, cache_directory(), given.tensorboard)
+    chosen = TrainOptions(
+        start, given.initialise_from, given.file, cache_directory(), given.tensorboard, owns_process=True
+    )
     return outcome(train(experiment, run_dir, chosen))
 
 

@@ -1,10 +1,10 @@
 """Rows to batches: dictionaries of NumPy arrays, for a training step or a slice of the held-out split.
 
 Reads `data.order` and `data.prepared`; `data.loader` runs ahead over `TrainBatches`, evaluation walks `EvalBatches`.
-A language-modelling batch has `tokens`, `targets`, `positions`, `segment_ids` int32 [B, T] and `loss_mask` bool [B, T]; one of
-labelled documents has `tokens`, `positions`, `segment_ids`, `label` int32 [B] and `is_valid` bool [B]. Both have `row`
-(number within the global batch), `record` (row of its source) and `source`, int32 [B]. Positions restart at 0 in each
-segment; segment ids count from 1, padding is 0.
+A language-modelling batch has `tokens`, `targets`, `positions`, `segment_ids` int32 [B, T] and `loss_mask` bool [B, T];
+one of labelled documents has `tokens`, `positions`, `segment_ids`, `label` int32 [B] and `is_valid` bool [B]. Both have
+`row` (number within the global batch), `record` (row of its source) and `source`, int32 [B]. Positions restart at 0 in
+each segment; segment ids count from 1, padding is 0.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class EvalBatches:
 
 
 def assemble(
-    prepared: Prepared, split: str, sources: Int[np.ndarray, "B"], rows: Int[np.ndarray, "B"], first_row: int = 0
+    prepared: Prepared, split: str, sources: Int[np.ndarray, " B"], rows: Int[np.ndarray, " B"], first_row: int = 0
 ) -> Batch:
     """The batch of these rows (row -1: padding); `first_row` is the first one's number within the global batch."""
     shape = (len(rows), prepared.spec.sequence_length)

@@ -1,6 +1,6 @@
 """Input files wherever fsspec reaches: listing, opening, hashing, and writing a file whole or not at all.
 
-Reads `errors`; `data.sources` reads documents through it, `data.prepare` and `data.prepared` fingerprint inputs with it.
+Reads `errors`; `data.sources` reads documents through it, `data.fingerprint` records inputs with it.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ class FileRef:
         try:
             with self.system.open(self.path, "rb", compression=compression) as file:
                 yield file
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise DataError(
                 self.name, expected="a file that can be read", got=str(error), todo="correct the path or its rights"
             ) from error
@@ -84,7 +85,7 @@ def record_file(file: FileRef, known: InputFile | None = None) -> InputFile:
         return known
     with file.open(compression=None) as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
-        size = stream.tell()
+        size = stream.seek(0, os.SEEK_END)
     return InputFile(file.name, size, digest, key)
 
 

@@ -1,7 +1,7 @@
-"""What prepared data depends on: the fields that matter, the tokenizer, and the names, sizes and contents of the inputs.
+"""What prepared data depends on: the fields that matter, the tokenizer, the names, sizes and contents of the inputs.
 
-Reads `data.spec` and `data.files`; `data.prepare` and `data.prepared` compare with it. Where a file lies does not matter,
-nor the weights of the mix, the prefetch or the prepared directory: they change no prepared byte.
+Reads `data.spec` and `data.files`; `data.prepare` and `data.prepared` compare with it. Where a file lies does not
+matter, nor the weights of the mix, the prefetch or the prepared directory: they change no prepared byte.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxml.config.spec import canonical_json, to_json
 from jaxml.data.files import FileRef, InputFile, list_files, record_file
-from jaxml.data.spec import DataSpec, source_names
+from jaxml.data.spec import DataSpec
 from jaxml.errors import DataError
 from jaxml.inputs.spec import HuggingFaceTokenizerSpec
 
@@ -38,8 +38,9 @@ class Inputs:
 def list_inputs(spec: DataSpec) -> tuple[list[list[FileRef]], list[FileRef]]:
     """The files of each source and of the tokenizer. Raises DataError for a path that names none."""
     sources = [list_files(source.path, f"data.sources.{i}.path") for i, source in enumerate(spec.sources)]
-    is_file = isinstance(spec.tokenizer, HuggingFaceTokenizerSpec)
-    return sources, list_files(spec.tokenizer.path, "data.tokenizer.path") if is_file else []
+    if isinstance(spec.tokenizer, HuggingFaceTokenizerSpec):
+        return sources, list_files(spec.tokenizer.path, "data.tokenizer.path")
+    return sources, []
 
 
 def record_inputs(
@@ -103,11 +104,11 @@ def what_matters(spec: DataSpec, labels: tuple[str, ...], inputs: Inputs) -> dic
     }
     matters["labels"] = list(labels)
     matters["sources"] = len(spec.sources)
-    for index, (source, name) in enumerate(zip(spec.sources, source_names(spec), strict=True)):
+    for index, source in enumerate(spec.sources):
         for field, value in to_json(source).items():
             if field not in ("path", "name", "weight"):
                 matters[f"sources.{index}.{field}"] = value
-        matters[f"input files of {name}"] = [list(file.identity) for file in inputs.sources[index]]
+        matters[f"input files of sources.{index}"] = [list(file.identity) for file in inputs.sources[index]]
     matters |= {f"tokenizer.{field}": value for field, value in to_json(spec.tokenizer).items() if field != "path"}
     matters["tokenizer file"] = [list(file.identity)[1:] for file in inputs.tokenizer]
     return matters

@@ -25,7 +25,8 @@ DOCUMENTS_FILE = "documents.npy"
 TOKENIZER_FOLDER = "tokenizer"
 SPLITS = ("train", "held_out")
 
-# `position`: where the document begins in the stream of all shards; `file`, `line`: where it came from; `hash`: of its text.
+# `position`: where the document begins in the stream of all shards; `file`, `line`: where it came from; `hash`: its
+# text's.
 DOCUMENT = np.dtype(
     [
         ("position", "<u8"),

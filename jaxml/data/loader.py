@@ -1,7 +1,7 @@
 """Batches made ahead by threads, while the step runs: the only file that imports grain.
 
-Reads anything with `batch(step)` (`data.batches.TrainBatches`, live data); the training loop iterates it. Because a batch
-is a function of its step, seeking is slicing a range, and there is no iterator state to save.
+Reads anything with `batch(step)` (`data.batches.TrainBatches`, live data); the training loop iterates it. Because a
+batch is a function of its step, seeking is slicing a range, and there is no iterator state to save.
 """
 
 from __future__ import annotations

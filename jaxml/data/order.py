@@ -1,8 +1,8 @@
 """Which rows make up global step N, and which steps saw a row: pure arithmetic, both ways (format C).
 
 Reads `data.permutation`; `data.batches` makes the batches and `seen` asks for the inverse. Slot g of the endless stream
-of rows belongs to data step g // batch_size, whatever the hosts, devices or accumulation. A slot goes to a source by its
-weight, and the k-th slot of a source is place k % n of its epoch k // n, which the keyed permutation turns into a row.
+of rows belongs to data step g // batch_size, whatever the hosts, devices or accumulation. A slot goes to a source by
+its weight, and the k-th slot of a source is place k % n of its epoch k // n, which the keyed permutation makes a row.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from jaxml.errors import DataError
 class Order:
     """The order of `rows_per_source` rows mixed by integer `weights`.
 
-    In every round of sum(weights) slots, source s has exactly weights[s]; its rows all come once an epoch. `skipped` are
-    the data steps left out: global step N reads the N-th data step that is not among them. Steps are counted from 0.
+    In every round of sum(weights) slots, source s has exactly weights[s]; its rows all come once an epoch. `skipped`
+    are the data steps left out: global step N reads the N-th data step that is not among them. Steps count from 0.
     """
 
     def __init__(self, rows_per_source: Sequence[int], weights: Sequence[int], seed: int, skipped: Sequence[int] = ()):
@@ -60,7 +60,7 @@ class Order:
 
     def slots(
         self, step: int, batch_size: int, lo: int = 0, hi: int | None = None
-    ) -> tuple[Int64[np.ndarray, "B"], Int64[np.ndarray, "B"], Int64[np.ndarray, "B"]]:
+    ) -> tuple[Int64[np.ndarray, " B"], Int64[np.ndarray, " B"], Int64[np.ndarray, " B"]]:
         """(source, row of the source, epoch of the source) of rows `lo` to `hi` of a step's batch."""
         first = self.data_step(step) * batch_size
         slots = np.arange(first + lo, first + (batch_size if hi is None else hi), dtype=np.int64)
@@ -93,7 +93,8 @@ class Order:
     def _split(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The source of each slot, and its place among the slots of that source.
 
-        Source by source against all later ones: of the first g slots, floor(g a / (a + b)) go to weight a, the rest to b.
+        Source by source against all later ones: of the first g slots, floor(g a / (a + b)) go to weight a, the
+        rest to b.
         """
         sources, places = np.full_like(slots, len(self.weights) - 1), slots.copy()
         open_ = np.arange(len(slots))

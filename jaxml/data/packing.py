@@ -2,13 +2,14 @@
 
 `data.prepare` calls `plan_rows` once for each source and split and writes the result; `data.prepared` maps it.
 A segment is a run of input positions of one document: position i holds token i, its target is token i + 1 of the same
-document, so a document of n tokens has n - 1 positions and every position has a target. (Rows of labelled documents hold
-whole documents: all n tokens are positions.)
+document, so a document of n tokens has n - 1 positions and every position has a target. (Rows of labelled documents
+hold whole documents: all n tokens are positions.)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Int, Int64, Shaped
@@ -21,21 +22,22 @@ WINDOW = 10_000
 class Plan:
     """Rows as ranges of segments: row r holds `segments[rows[r]:rows[r + 1]]`."""
 
-    rows: Int64[np.ndarray, "borders"]
-    segments: Shaped[np.ndarray, "S"]
+    rows: Int64[np.ndarray, " borders"]
+    segments: Shaped[np.ndarray, " S"]
 
     def __len__(self) -> int:
         return len(self.rows) - 1
 
 
 def plan_rows(
-    documents: Int[np.ndarray, "N"], num_positions: Int[np.ndarray, "N"], row_length: int, packing: str
+    documents: Int[np.ndarray, " N"], num_positions: Int[np.ndarray, " N"], row_length: int, packing: str
 ) -> Plan:
     """The rows of these documents (global numbers), each with at least one position.
 
     `concatenate`: their positions form one stream that is cut every `row_length`; the last row may be short.
     `best_fit`: pieces of `row_length` are cut off longer documents; the rest goes, largest first, into the row of its
-    window of 10,000 documents with the least room that suffices (best-fit decreasing), so a document that fits in a row is whole.
+    window of 10,000 documents with the least room that suffices (best-fit decreasing), so a document that fits in a row
+    is whole.
     `single`: a row each, cut at `row_length` (prepare has refused longer documents unless told to truncate).
     """
     lengths = num_positions.astype(np.int64)
@@ -83,7 +85,7 @@ def _best_fit(documents: np.ndarray, lengths: np.ndarray, row_length: int) -> Pl
 
 
 def _pack_window(sizes: np.ndarray, row_length: int) -> tuple[np.ndarray, int]:
-    """The row of each item and the number of rows. `room` is a bit set: bit c is on when some row has c positions left."""
+    """The row of each item, and the number of rows. Bit c of `room` is on when some row has c positions left."""
     rows = np.empty(len(sizes), np.int64)
     num_rows = 0
     room = 0
@@ -110,7 +112,7 @@ def _pack_window(sizes: np.ndarray, row_length: int) -> tuple[np.ndarray, int]:
 def _runs(values: np.ndarray) -> list[tuple[int, int]]:
     borders = np.flatnonzero(np.diff(values)) + 1
     edges = [0, *borders.tolist(), len(values)]
-    return [(first, last) for first, last in zip(edges[:-1], edges[1:], strict=True) if last > first]
+    return [(first, last) for first, last in pairwise(edges) if last > first]
 
 
 def _segments(document: np.ndarray, start: np.ndarray, length: np.ndarray) -> np.ndarray:

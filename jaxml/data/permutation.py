@@ -14,6 +14,7 @@ from jaxtyping import Int64, UInt64
 
 ROUNDS = 8  # even: the halves may differ by a bit and change sides every round
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_ROUND_KEYS = np.arange(1, ROUNDS + 1, dtype=np.uint64) * _GOLDEN
 
 
 def mix(values: UInt64[np.ndarray, "*shape"]) -> UInt64[np.ndarray, "*shape"]:
@@ -23,7 +24,7 @@ def mix(values: UInt64[np.ndarray, "*shape"]) -> UInt64[np.ndarray, "*shape"]:
     return values ^ (values >> np.uint64(31))
 
 
-def derive_keys(seed: int, source: int, epochs: Int64[np.ndarray, "B"]) -> UInt64[np.ndarray, "B"]:
+def derive_keys(seed: int, source: int, epochs: Int64[np.ndarray, " B"]) -> UInt64[np.ndarray, " B"]:
     """One key for each (seed, source, epoch)."""
     keys = np.full(epochs.shape, seed, np.uint64)
     for word in (np.full(epochs.shape, source, np.uint64), epochs.astype(np.uint64)):
@@ -31,7 +32,7 @@ def derive_keys(seed: int, source: int, epochs: Int64[np.ndarray, "B"]) -> UInt6
     return mix(keys + _GOLDEN)
 
 
-def permute(indices: Int64[np.ndarray, "B"], n: int, keys: UInt64[np.ndarray, "B"]) -> Int64[np.ndarray, "B"]:
+def permute(indices: Int64[np.ndarray, " B"], n: int, keys: UInt64[np.ndarray, " B"]) -> Int64[np.ndarray, " B"]:
     """Where each index of [0, n) goes under its own key.
 
     >>> sorted(permute(np.arange(5), 5, np.full(5, 7, np.uint64)).tolist())
@@ -40,7 +41,7 @@ def permute(indices: Int64[np.ndarray, "B"], n: int, keys: UInt64[np.ndarray, "B
     return _walk(_forward, indices, n, keys)
 
 
-def unpermute(values: Int64[np.ndarray, "B"], n: int, keys: UInt64[np.ndarray, "B"]) -> Int64[np.ndarray, "B"]:
+def unpermute(values: Int64[np.ndarray, " B"], n: int, keys: UInt64[np.ndarray, " B"]) -> Int64[np.ndarray, " B"]:
     """The inverse of `permute`."""
     return _walk(_backward, values, n, keys)
 
@@ -77,7 +78,7 @@ def _backward(values: np.ndarray, num_bits: int, keys: np.ndarray) -> np.ndarray
 
 
 def _round(half: np.ndarray, keys: np.ndarray, number: int) -> np.ndarray:
-    return mix((keys ^ mix(half + _GOLDEN)) + np.full(keys.shape, number, np.uint64) * _GOLDEN)
+    return mix((keys + _ROUND_KEYS[number]) ^ half)
 
 
 def _mask(num_bits: int) -> np.uint64:

@@ -32,7 +32,6 @@ from jaxml.data.layout import (
     PROGRESS_FILE,
     SPLITS,
     TOKENIZER_FOLDER,
-    FileRecord,
     ShardRecord,
     State,
     is_ours,
@@ -78,7 +77,8 @@ def prepare(
         if not force and (is_complete or before.shards):
             raise _other_data(folder, before, what_matters(spec, has_labels, inputs))
         before, is_complete = None, False
-    if is_complete and not force:
+    if before is not None and is_complete and not force:
+        _tidy(folder, before)
         return open_prepared(spec, vocab_size, has_labels)
     if before is None or is_complete:
         _clear(folder)
@@ -89,7 +89,8 @@ def prepare(
         check_vocabulary(tokenizer.vocab_size, vocab_size)
     state = dataclasses.replace(before, tokenizer_fingerprint=tokenizer.fingerprint, vocab_size=tokenizer.vocab_size)
     state.write(folder / PROGRESS_FILE)
-    for state in write_shards(Work(spec, files, has_labels, tokenizer), folder, state, report):
+    for with_shard in write_shards(Work(spec, files, has_labels, tokenizer), folder, state, report):
+        state = with_shard
         state.write(folder / PROGRESS_FILE)
     _finish(spec, folder, state, has_labels, report)
     return open_prepared(spec, vocab_size, has_labels)
@@ -124,7 +125,9 @@ def _other_data(folder: Path, before: State, matters: dict[str, Any]) -> DataErr
 
 
 def _clear(folder: Path) -> None:
-    """Remove what an earlier preparation wrote, its record first, so that a half-cleared directory is never taken for whole."""
+    """Remove what an earlier preparation wrote, its record first, so that a half-cleared directory is never taken for
+    whole.
+    """
     (folder / DATASET_FILE).unlink(missing_ok=True)
     (folder / PROGRESS_FILE).unlink(missing_ok=True)
     for item in folder.iterdir() if folder.is_dir() else []:
@@ -188,13 +191,13 @@ def _finish(
         sources=tuple(sources),
     )
     complete.write(folder / DATASET_FILE)
-    (folder / PROGRESS_FILE).unlink(missing_ok=True)
-    _remove_tables(folder, [shard.documents for shard in state.shards])
+    _tidy(folder, complete)
 
 
-def _remove_tables(folder: Path, tables: list[FileRecord]) -> None:
-    for table in tables:
-        (folder / table.file).unlink(missing_ok=True)
+def _tidy(folder: Path, state: State) -> None:
+    """Remove what only an unfinished preparation needs (all of it is in the finished files)."""
+    for name in (PROGRESS_FILE, *(shard.documents.file for shard in state.shards)):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _check_nothing_is_missing(

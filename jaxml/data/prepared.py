@@ -1,7 +1,7 @@
 """Prepared data, opened: tokens, documents and rows as memory-mapped arrays, and what a row or a document is.
 
-Reads the records of `data.layout`; `data.batches` makes batches of it, `data show` and `seen` describe it. Opening checks
-everything that is cheap: fingerprint against spec, inputs and tokenizer, file sizes, ids against the vocabulary.
+Reads the records of `data.layout`; `data.batches` makes batches of it, `data show` and `seen` describe it. Opening
+checks everything that is cheap: fingerprint against spec, inputs and tokenizer, file sizes, ids against the vocabulary.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from jaxml.inputs.tokenizers import Tokenizer, load_tokenizer
 
 @dataclass(frozen=True)
 class DocumentInfo:
-    """A document of the prepared data. `number` counts over all sources; `label` is the class name (None: no labels)."""
+    """A prepared document. `number` counts over all sources; `label` is its class name (None: no labels)."""
 
     number: int
     source: str
@@ -49,7 +49,9 @@ class DocumentInfo:
 
 @dataclass(frozen=True)
 class SegmentInfo:
-    """A segment of a row: `length` input positions from `start` of its document, their text, and the text of the last target."""
+    """A segment of a row: `length` input positions from `start` of its document, their text, and the text of the last
+    target.
+    """
 
     document: DocumentInfo
     start: int
@@ -70,7 +72,7 @@ class RowInfo:
 
 
 class Prepared:
-    """An opened directory. `notes` are things a user should hear: dropped documents, inputs that could not be checked."""
+    """An opened directory. `notes` are what a user should hear: dropped documents, inputs that could not be checked."""
 
     def __init__(self, spec: DataSpec, folder: Path, state: State, tokenizer: Tokenizer, notes: tuple[str, ...]):
         self.spec, self.directory, self.tokenizer, self.notes = spec, folder, tokenizer, notes
@@ -87,7 +89,9 @@ class Prepared:
         ]
         kind = token_type(self.vocab_size)
         self._shards = [
-            np.memmap(folder / shard.tokens.file, kind, mode="r").view(np.ndarray) for shard in state.shards if shard.num_tokens
+            np.memmap(folder / shard.tokens.file, kind, mode="r").view(np.ndarray)
+            for shard in state.shards
+            if shard.num_tokens
         ]
         self._shard_begins = np.cumsum([0, *(len(shard) for shard in self._shards)])
 
@@ -105,12 +109,12 @@ class Prepared:
         chosen = self.documents["label"][self.documents["split"] == SPLITS.index(split)]
         return dict(zip(self.labels, np.bincount(chosen, minlength=len(self.labels)).tolist(), strict=True))
 
-    def segments(self, split: str, source: int, row: int) -> Shaped[np.ndarray, "S"]:
+    def segments(self, split: str, source: int, row: int) -> Shaped[np.ndarray, " S"]:
         """The segments of a row: a structured array of document, start, length."""
         plan = self._plans[SPLITS.index(split)][source]
         return plan.segments[plan.rows[row] : plan.rows[row + 1]]
 
-    def tokens(self, document: int, start: int = 0, length: int | None = None) -> UInt[np.ndarray, "T"]:
+    def tokens(self, document: int, start: int = 0, length: int | None = None) -> UInt[np.ndarray, " T"]:
         """Stored ids of a document, without a copy."""
         info = self.documents[document]
         count = int(info["length"]) - start if length is None else length
@@ -161,7 +165,9 @@ class Prepared:
         return RowInfo(split, self.source_names[source], row, tuple(found), padding)
 
     def find_document(self, text: str) -> list[int]:
-        """The numbers of the documents that are exactly this text; where none is, of those that contain it (a slow scan)."""
+        """The numbers of the documents that are exactly this text; where none is, of those that contain it (a slow
+        scan).
+        """
         exact = np.flatnonzero(self.documents["hash"] == np.uint64(hash_text(text, self.spec.seed)))
         if len(exact):
             return exact.tolist()

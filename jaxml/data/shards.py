@@ -52,7 +52,15 @@ class ShardWriter:
             self._temporary.unlink(missing_ok=True)
 
     def append(
-        self, ids: UInt32[np.ndarray, "T"], *, source: int, split: int, label: int, file: int, line: int, text_hash: int
+        self,
+        ids: UInt32[np.ndarray, " T"],
+        *,
+        source: int,
+        split: int,
+        label: int,
+        file: int,
+        line: int,
+        text_hash: int,
     ) -> None:
         """Add a document (its place and what is recorded of it: `data.layout.DOCUMENT`)."""
         content = ids.astype(self._type).tobytes()

@@ -9,9 +9,9 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any
 
 from jaxml.config.spec import suggest
 from jaxml.data.files import FileRef
@@ -131,13 +131,13 @@ def _read_table(source: TableSource, file: FileRef) -> Iterator[Record]:
             yield number, *_fields(source, dict(zip(columns, row, strict=True)), where)
 
 
-def _plain_rows(source: TableSource, file: FileRef, stream: BinaryIO) -> Iterator[tuple[int, list[str]]]:
+def _plain_rows(source: TableSource, file: FileRef, stream: Iterable[bytes]) -> Iterator[tuple[int, list[str]]]:
     for number, line in _lines(stream, file.name):
         if line.strip("\r\n"):
             yield number, line.rstrip("\r\n").split(source.delimiter)
 
 
-def _quoted_rows(source: TableSource, file: FileRef, stream: BinaryIO) -> Iterator[tuple[int, list[str]]]:
+def _quoted_rows(source: TableSource, file: FileRef, stream: Iterable[bytes]) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(sys.maxsize)  # csv refuses fields over 128 KiB, and documents may be longer
     reader = csv.reader((line for _, line in _lines(stream, file.name)), delimiter=source.delimiter, strict=True)
     try:
@@ -186,7 +186,8 @@ def _read_array_record(source: ArrayRecordSource, file: FileRef) -> Iterator[Rec
             todo="copy the file here; the library reads local paths",
         )
     reader = library.ArrayRecordReader(file.path)
-    # The library answers "0 records" for a file that it cannot read: an unreadable file must not look like an empty one.
+    # The library answers "0 records" for a file that it cannot read: an unreadable file must not look like an empty
+    # one.
     if not reader.ok():
         raise _damaged(file, "the library cannot open it")
     try:
@@ -211,7 +212,7 @@ def _damaged(file: FileRef, got: str) -> DataError:
     )
 
 
-def _lines(stream: BinaryIO, name: str) -> Iterator[tuple[int, str]]:
+def _lines(stream: Iterable[bytes], name: str) -> Iterator[tuple[int, str]]:
     offset = 0
     for number, raw in enumerate(stream, 1):
         skipped = len(BYTE_ORDER_MARK) if offset == 0 and raw.startswith(BYTE_ORDER_MARK) else 0

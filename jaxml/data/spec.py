@@ -2,8 +2,8 @@
 
 Reads `config.spec` and `inputs.spec`; `data.prepare` tokenises and plans, `data.order` puts rows in order. No jax.
 
-The `path` of a source is a file, a glob or an fsspec URL (or URL glob), or a tuple of these; a name that ends in a known
-compression suffix (`.gz`) is decompressed.
+The `path` of a source is a file, a glob or an fsspec URL (or URL glob), or a tuple of these; a name that ends in a
+known compression suffix (`.gz`) is decompressed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_WEIGHT = 10**6
 
 @dataclass(frozen=True)
 class TextSource(Spec):
-    """Plain UTF-8 text. A document is a whole file, a line that is not blank, or a paragraph (lines between blank ones).
+    """Plain UTF-8 text. A document is a whole file, a line that is not blank, or a paragraph (lines up to a blank one).
 
     `weight`: rows of this source for each round of the mix (an integer, relative to the other sources).
     """
@@ -44,7 +44,10 @@ class JsonlSource(Spec):
 
 @dataclass(frozen=True)
 class TableSource(Spec):
-    """Delimited text (CSV, TSV). `columns` names the columns of a file without a header (empty: the first line is one)."""
+    """Delimited text (CSV, TSV). `columns` names the columns of a file without a header (empty: it has one).
+
+    `quoted`: fields may stand in double quotes (CSV as RFC 4180 has it); otherwise a quote is a character like others.
+    """
 
     path: str | tuple[str, ...]
     text: str = "text"
@@ -87,10 +90,10 @@ class DataSpec(Spec):
 
     `prepared`: the directory that `data prepare` writes and training reads.
     `sequence_length`: tokens a row (T).
-    `packing`: `concatenate` cuts the stream of documents every T tokens; `best_fit` keeps documents whole where they fit;
+    `packing`: `concatenate` cuts the stream of documents every T tokens; `best_fit` keeps documents whole if they fit;
     `single` gives each document a row of its own (classification).
-    `held_out`: the fraction of documents kept for evaluation, by hash of the document (equal documents stay together); of
-    a source with one document and no labels, its last fraction of characters.
+    `held_out`: the fraction of documents kept for evaluation, by hash of the document (equal documents stay together);
+    of a source with one document and no labels, its last fraction of characters.
     `too_long`: with `single` packing, a document longer than T is refused or truncated.
     `shard_tokens`: tokens a shard file of the prepared directory; a document is never cut, so a shard may be longer.
     `prefetch`: batches made ahead by threads (0: none are made ahead, and there are no threads).
@@ -115,7 +118,7 @@ def source_names(spec: DataSpec) -> tuple[str, ...]:
 
 
 def check_data(spec: DataSpec, faults: Faults, labels: tuple[str, ...] = ()) -> None:
-    """Add every fault that the spec alone shows. `labels`: the class names of a classification task (empty: no labels)."""
+    """Add every fault that the spec alone shows. `labels`: the class names of a classification task (empty: none)."""
 
     def require(is_right: bool, field: str, expected: str, got: object, todo: str) -> None:
         if not is_right:
@@ -125,7 +128,9 @@ def check_data(spec: DataSpec, faults: Faults, labels: tuple[str, ...] = ()) -> 
     require(bool(spec.sources), "sources", "at least one source", "none", "add a TextSource")
     require(len(set(names)) == len(names), "sources", "names that differ", names, "name the sources apart")
     require(bool(spec.prepared), "prepared", "a directory", "''", "name the directory that data prepare writes")
-    require(spec.sequence_length >= 1, "sequence_length", "at least 1", spec.sequence_length, "give the tokens of a row")
+    require(
+        spec.sequence_length >= 1, "sequence_length", "at least 1", spec.sequence_length, "give the tokens of a row"
+    )
     require(0.0 <= spec.held_out < 1.0, "held_out", "a fraction, at least 0 and below 1", spec.held_out, "try 0.1")
     require(spec.shard_tokens >= 1, "shard_tokens", "at least 1", spec.shard_tokens, "leave the default")
     require(spec.prefetch >= 0, "prefetch", "0 or more", spec.prefetch, "use 0 for none, 2 as a start")
@@ -145,6 +150,8 @@ def check_data(spec: DataSpec, faults: Faults, labels: tuple[str, ...] = ()) -> 
             todo = "name the field with the class" if not isinstance(source, TextSource) else "use JSONL or a table"
             require(has_label, f"{field}.label", f"the field with one of {labels}", "none", todo)
         if isinstance(source, TableSource):
-            require(len(source.delimiter) == 1, f"{field}.delimiter", "one character", repr(source.delimiter), "mend it")
+            require(
+                len(source.delimiter) == 1, f"{field}.delimiter", "one character", repr(source.delimiter), "mend it"
+            )
     if labels:
         require(spec.packing == "single", "packing", "'single' for classification", spec.packing, "set it to 'single'")

@@ -1,6 +1,7 @@
 """Documents to token shards, as a stream: split, hashed, labelled, encoded in batches, checked, written.
 
-Reads `data.sources`, `data.shards` and `inputs.tokenizers`; `data.prepare` drives it. Memory holds one batch of documents.
+Reads `data.sources`, `data.shards` and `inputs.tokenizers`; `data.prepare` drives it. Memory holds one batch of
+documents.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ TRAIN, HELD_OUT = (SPLITS.index(name) for name in ("train", "held_out"))
 
 @dataclass(frozen=True)
 class Progress:
-    """Where `data prepare` is. `name`: the file or source; the counts are of this run (shards kept from before are not in them)."""
+    """Where `data prepare` is. `name`: the file or source; the counts are of this run (shards kept from before are not
+    in them).
+    """
 
     stage: Literal["hash", "tokenizer", "tokenise", "plan"]
     name: str
@@ -42,7 +45,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A document, or one side of the split of a lone one, ready to be encoded. `is_last`: nothing of its document follows."""
+    """A document, or one side of the split of a lone one, ready to be encoded. `is_last`: nothing of its document
+    follows.
+    """
 
     document: Document
     text: str
@@ -184,9 +189,7 @@ def _encode_alone(tokenizer: Tokenizer, text: str, where: str) -> None:
         tokenizer.encode_array(text)
     except DataError as error:
         fault = error.faults[0]
-        raise DataError(
-            f"{where}: {fault.failed}", expected=fault.expected, got=fault.got, todo=fault.todo
-        ) from error
+        raise DataError(f"{where}: {fault.failed}", expected=fault.expected, got=fault.got, todo=fault.todo) from error
 
 
 def _append(writer: ShardWriter, work: Work, source: int, part: Part, ids: np.ndarray) -> None:

@@ -14,12 +14,15 @@ class ByteTokenizerSpec(Spec):
 
 @dataclass(frozen=True)
 class CharTokenizerSpec(Spec):
-    """One id for each distinct character of the sources (held-out part too), sorted; no special tokens (nanoGPT's character level)."""
+    """One id for each distinct character of the sources, held-out part too, sorted; no special tokens (as nanoGPT)."""
 
 
 @dataclass(frozen=True)
 class HuggingFaceTokenizerSpec(Spec):
-    """A `tokenizer.json` of the tokenizers library. `eos` and `bos` name tokens that end and begin each document ("": none)."""
+    """A `tokenizer.json` of the tokenizers library, at a path or fsspec URL.
+
+    `eos` and `bos` name the tokens that end and begin each document ("": none).
+    """
 
     path: str
     eos: str = ""
@@ -28,7 +31,7 @@ class HuggingFaceTokenizerSpec(Spec):
 
 @dataclass(frozen=True)
 class BpeTokenizerSpec(Spec):
-    """A byte-level BPE trained on the sources at `data prepare`, whose id 0 is the special `<|endoftext|>`, appended to each document."""
+    """A byte-level BPE trained on the sources at `data prepare`. Its id 0, `<|endoftext|>`, ends each document."""
 
     vocab_size: int
 

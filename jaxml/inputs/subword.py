@@ -64,7 +64,7 @@ class SubwordTokenizer(Tokenizer):
             )
         return self._vocab[token]
 
-    def encode_array(self, text: str) -> UInt32[np.ndarray, "T"]:
+    def encode_array(self, text: str) -> UInt32[np.ndarray, " T"]:
         to_utf8(text)
         return np.array(self._library.encode(text, add_special_tokens=False).ids, np.uint32)
 
@@ -84,8 +84,8 @@ class SubwordTokenizer(Tokenizer):
 def read(spec: HuggingFaceTokenizerSpec) -> SubwordTokenizer:
     """The tokenizer in the file or fsspec URL that a spec names; its own spec points at the saved copy."""
     try:
-        with fsspec.open(spec.path, "rb") as file:
-            content = file.read()
+        system, path = fsspec.core.url_to_fs(spec.path)
+        content = system.cat_file(path)
     except (OSError, ValueError, ImportError) as error:
         raise DataError(
             "tokenizer.path",

@@ -44,7 +44,7 @@ class Tokenizer(Protocol):
     eos_id: int | None
     bos_id: int | None
 
-    def encode_array(self, text: str) -> UInt32[np.ndarray, "T"]:
+    def encode_array(self, text: str) -> UInt32[np.ndarray, " T"]:
         """The ids of a text. Raises DataError where the text cannot be written in this vocabulary."""
         ...
 
@@ -100,7 +100,7 @@ class ByteTokenizer(Tokenizer):
     def __init__(self) -> None:
         self.spec = ByteTokenizerSpec()
 
-    def encode_array(self, text: str) -> UInt32[np.ndarray, "T"]:
+    def encode_array(self, text: str) -> UInt32[np.ndarray, " T"]:
         return np.frombuffer(to_utf8(text), np.uint8).astype(np.uint32)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -134,7 +134,7 @@ class CharTokenizer(Tokenizer):
         self.vocab_size = len(characters)
         self._codes = np.array([ord(character) for character in characters], np.uint32)
 
-    def encode_array(self, text: str) -> UInt32[np.ndarray, "T"]:
+    def encode_array(self, text: str) -> UInt32[np.ndarray, " T"]:
         to_utf8(text)
         codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
         ids = np.minimum(np.searchsorted(self._codes, codes), self.vocab_size - 1)
@@ -158,8 +158,8 @@ class CharTokenizer(Tokenizer):
         return {SPEC_FILE: spec_content(self.spec), CHARACTERS_FILE: characters}
 
 
-def encode_document(tokenizer: Tokenizer, ids: UInt32[np.ndarray, "T"]) -> UInt32[np.ndarray, "S"]:
-    """The ids of a whole document: what begins and ends one, around the ids of its text. Serving uses the same function."""
+def encode_document(tokenizer: Tokenizer, ids: UInt32[np.ndarray, " T"]) -> UInt32[np.ndarray, " S"]:
+    """The ids of a whole document: those of its text, between what begins and ends one. Serving calls it too."""
     begin = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
     end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
     return np.concatenate([np.array(begin, np.uint32), ids, np.array(end, np.uint32)])

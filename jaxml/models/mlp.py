@@ -5,6 +5,8 @@ Reads `models.spec` and `models.parameters`; `models.block` uses it.
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -26,7 +28,8 @@ def activate(name: str, up: Float[Array, "... F"], gate: Float[Array, "... F"] |
     """
     match name:
         case "gelu":
-            return jax.nn.gelu(up, approximate=False)
+            # By erf: jax.nn.gelu takes erfc, which makes a whole training step on a CPU up to 1.7 times slower.
+            return up * (0.5 + 0.5 * jax.lax.erf(up * math.sqrt(0.5)))
         case "gelu_tanh":
             return jax.nn.gelu(up, approximate=True)
         case "squared_relu":

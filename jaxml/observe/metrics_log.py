@@ -4,9 +4,10 @@ Reads `errors`. The recipe writes it; `observe.report`, `observe.summary`, the c
 compares runs read it. No jax, no NumPy.
 
 A record has `step` first and `loss`; the recipe adds what the step and the loop measured. The names that other files
-of this room read: `learning_rate`, `grad_norm`, `num_tokens` (of the step), `step_s` (wall seconds of the step, waiting
-for data included), `data_wait_s`, and `eval_loss` on the steps that were evaluated. A number that is infinite or NaN is
-written as `null`, and its dotted name is listed under `nonfinite`: every line is JSON that any reader accepts.
+of this room read: `learning_rate`, `grad_norm`, `num_tokens` (of the step), `tokens_per_s`, `data_wait_s` (seconds that
+the step waited for its batch) and `step_s` (the rest of its time), and `eval_loss` on the steps that were evaluated. A
+number that is infinite or NaN is written as `null`, and its dotted name is listed under `nonfinite`: every line is JSON
+that any reader accepts.
 """
 
 from __future__ import annotations

@@ -90,10 +90,11 @@ class Pace:
     def describe(self, step: int, metrics: Mapping[str, Any]) -> str:
         """`loss 2.3012  31.2k tokens/s  data wait 0.4%  1:23 left`"""
         tokens, wait_s, step_s = (sum(values) for values in zip(*self._steps, strict=True))
+        whole_s = step_s + wait_s
         loss, left = metrics.get("loss"), self.left_s(step)
         parts = [f"loss {loss:.4f}" if loss is not None else "loss ?"]
-        if step_s > 0:
-            parts += [f"{short(tokens / step_s)} tokens/s", f"data wait {wait_s / step_s:.1%}"]
+        if whole_s > 0:
+            parts += [f"{short(tokens / whole_s)} tokens/s", f"data wait {wait_s / whole_s:.1%}"]
         if left is not None:
             parts.append(f"{duration(left)} left")
         return "  ".join(parts)

@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxml.observe.charts import Point, Series, line_chart
 from jaxml.observe.progress import short
-from jaxml.observe.summary import RunSummary, summarize, tokens_per_s
+from jaxml.observe.summary import RunSummary, summarize
 
 STEPS_NAMED = 8  # of the steps with non-finite values
 
@@ -89,7 +89,7 @@ def _charts(records: Sequence[Mapping[str, Any]]) -> list[str]:
     loss = [Series("train", _points(records, "loss")), Series("eval", _points(evaluated, "eval_loss"), "b")]
     rate = [Series("rate", _points(records, "learning_rate"))]
     norm = [Series("norm", _points(records, "grad_norm"))]
-    throughput = [Series("throughput", [(float(record["step"]), tokens_per_s(record)) for record in records])]
+    throughput = [Series("throughput", _points(records, "tokens_per_s"))]
     charts = {
         "Loss": line_chart("Loss", "loss, nats", loss),
         "Learning rate": line_chart("Learning rate", "learning rate at each step", rate, is_from_zero=True),

@@ -50,24 +50,18 @@ def summarize(records: Sequence[Mapping[str, Any]], seconds: Mapping[str, float]
         prefetch buffer that is still empty, which says nothing about the rest.
       seconds: the wall-clock account, seconds by kind.
 
-    >>> summarize([{"step": s, "num_tokens": 100, "step_s": 0.5, "data_wait_s": 0.25} for s in (1, 2)], {}).verdict
+    >>> summarize([{"step": s, "tokens_per_s": 100.0, "step_s": 0.5, "data_wait_s": 0.5} for s in (1, 2)], {}).verdict
     'input-bound: 50.0% of the step time was spent waiting for data'
     """
     steady = records[1:] if len(records) > 1 else records
-    rates = [rate for rate in map(tokens_per_s, steady) if rate is not None]
+    rates = [float(record["tokens_per_s"]) for record in steady if record.get("tokens_per_s") is not None]
     timed = [r for r in steady if r.get("step_s") is not None and r.get("data_wait_s") is not None]
-    step_s = math.fsum(record["step_s"] for record in timed)
     wait_s = math.fsum(record["data_wait_s"] for record in timed)
+    whole_s = math.fsum(record["step_s"] for record in timed) + wait_s
     return RunSummary(
         num_steps=len(records),
         tokens_per_s=statistics.median(rates) if rates else None,
-        data_wait_share=min(1.0, wait_s / step_s) if step_s > 0 else None,
+        data_wait_share=wait_s / whole_s if whole_s > 0 else None,
         compile_s=seconds.get("compile", 0.0),
         wall_s=math.fsum(seconds.values()),
     )
-
-
-def tokens_per_s(record: Mapping[str, Any]) -> float | None:
-    """Throughput of one step, None where the record does not have both numbers."""
-    tokens, step_s = record.get("num_tokens"), record.get("step_s")
-    return tokens / step_s if tokens is not None and step_s else None

@@ -17,7 +17,7 @@ from jaxml.recipes.assemble import Assembly
 def evaluate(
     assembly: Assembly, params: Any, should_stop: Callable[[], bool] = lambda: False
 ) -> dict[str, float] | None:
-    """Metrics of `params` over the held-out split (its first `train.eval_batches` batches, if that is not 0).
+    """Metrics `eval_*` of `params` over the held-out split (its first `train.eval_batches` batches, if that is not 0).
 
     Sums are exact: they are added on the host in float64 or int64, and divided once by the task's `summarize`.
     Returns None when `should_stop` asked to leave between two batches.
@@ -32,8 +32,9 @@ def evaluate(
         batch_sums, batch_rows = jax.device_get(assembly.program.eval_step(params, batches.batch(index)))
         for name, value in batch_sums.items():
             wide = np.asarray(value, np.int64 if np.issubdtype(value.dtype, np.integer) else np.float64)
-            sums[name] = sums[name] + wide if name in sums else wide
+            sums[name] = np.add(sums.get(name, np.zeros_like(wide)), wide, out=np.empty_like(wide))
         for name, value in batch_rows.items():
             rows.setdefault(name, []).append(value)
     joined = {name: np.concatenate(parts) for name, parts in rows.items()}
-    return assembly.program.task.summarize(sums, joined)
+    metrics = assembly.program.task.summarize(sums, joined)
+    return {name if name.startswith("eval_") else f"eval_{name}": value for name, value in metrics.items()}

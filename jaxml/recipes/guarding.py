@@ -19,6 +19,8 @@ from jaxml.recipes.assemble import Assembly
 from jaxml.train.guard import SpikeDetector, diagnose
 from jaxml.train.loop import StepEvent
 
+EVENTS_FILE = "events.jsonl"
+
 
 @dataclass(frozen=True)
 class GuardEvent:
@@ -48,12 +50,7 @@ class Guard:
         self.assembly, self.faults_dir = assembly, faults_dir
         self.spec = assembly.experiment.guard
         self.detector = SpikeDetector(self.spec)
-        self.events = self._read_events()
-
-    @property
-    def left_out(self) -> tuple[int, ...]:
-        """The data steps that rewinds left out."""
-        return tuple(sorted({event.data_step for event in self.events if event.action == "rewind"}))
+        self.events = read_events(faults_dir)
 
     def restore(self, records: list[dict[str, Any]]) -> None:
         """Feed the losses of the steps that are behind the run, so that a resumed run decides as the straight one."""
@@ -98,19 +95,22 @@ class Guard:
         data_step = self.assembly.train_batches(skipped).order.data_step(event.step - 1)
         documents = self.assembly.documents_of("train", event.batch)
         verdict = GuardEvent(event.step, data_step, action, reason, documents, str(batch_file))
-        with self._log.open("a") as file:
+        with (self.faults_dir / EVENTS_FILE).open("a") as file:
             file.write(json.dumps(asdict(verdict)) + "\n")
             file.flush()
             os.fsync(file.fileno())
         self.events.append(verdict)
         return verdict
 
-    @property
-    def _log(self) -> Path:
-        return self.faults_dir / "events.jsonl"
 
-    def _read_events(self) -> list[GuardEvent]:
-        lines = self._log.read_text().split("\n") if self._log.exists() else []
-        # The piece after the last newline is empty, or torn by a kill: its verdict was not carried out.
-        raw = [json.loads(line) for line in lines[:-1]]
-        return [GuardEvent(**{**fields, "documents": tuple(fields["documents"])}) for fields in raw]
+def read_events(faults_dir: Path) -> list[GuardEvent]:
+    """What the guard of a run did so far. A line that a kill tore is left out: its verdict was not carried out."""
+    log = faults_dir / EVENTS_FILE
+    lines = log.read_text().split("\n")[:-1] if log.exists() else []
+    raw = [json.loads(line) for line in lines]
+    return [GuardEvent(**{**fields, "documents": tuple(fields["documents"])}) for fields in raw]
+
+
+def left_out(events: list[GuardEvent]) -> tuple[int, ...]:
+    """The data steps that rewinds left out."""
+    return tuple(sorted({event.data_step for event in events if event.action == "rewind"}))

@@ -10,6 +10,7 @@ import time
 from typing import Any, TextIO
 
 import jax
+import jax.numpy as jnp
 
 from jaxml.checkpoint.store import CheckpointStore
 from jaxml.data.loader import Loader
@@ -19,7 +20,7 @@ from jaxml.observe.tensorboard import TensorBoardLog
 from jaxml.recipes.announce import model_flop_utilisation, run_facts
 from jaxml.recipes.assemble import Assembly
 from jaxml.recipes.evaluate import evaluate
-from jaxml.recipes.guarding import Guard, GuardEvent
+from jaxml.recipes.guarding import Guard, GuardEvent, left_out
 from jaxml.recipes.interruption import Interruption
 from jaxml.recipes.reporting import write_report
 from jaxml.recipes.run_directory import RunDirectory, StartMode
@@ -51,6 +52,7 @@ class Run:
         self.board: TensorBoardLog | None = None
         self.metrics: dict[str, float] = {}
         self.saved_step = -1
+        self.stalled_s = 0.0  # how long the last save held up the step after it
 
     def to_the_end(self, start: StartMode, initialise_from: str | None, tensorboard: bool) -> tuple[str, int]:
         """(status, step): runs to the last step, or to a signal, with rewinds in between."""
@@ -60,6 +62,7 @@ class Run:
         if tensorboard:
             self.board = TensorBoardLog(self.directory.path / "tensorboard", last_step=step)
         with self.clock.span("compile"):
+            # Ahead of the first step, so that the announcement can tell what the compiler planned.
             self.program.compile(self.assembly.train_batches(skipped).batch(step))
         self.facts = run_facts(self.assembly, how)
         for name, value in self.facts.items():
@@ -91,7 +94,7 @@ class Run:
                 return *self._restore(latest), f"{start}: at step {latest}"
         found_none = " (no complete checkpoint was found)" if start == "resume" else ""
         origin = f", parameters of {self.initialise_from}" if self.initialise_from else ""
-        return self._first_state(), self.guard.left_out, f"{start}: at step 0{found_none}{origin}"
+        return self._first_state(), left_out(self.guard.events), f"{start}: at step 0{found_none}{origin}"
 
     def _first_state(self) -> State:
         """The state at step 0: drawn from the seed, or with the parameters of another checkpoint."""
@@ -99,13 +102,14 @@ class Run:
         if self.initialise_from is not None:
             state["params"] = initial_params(self.assembly, self.initialise_from)
             if "ema" in state:
-                state["ema"] = jax.tree.map(lambda leaf, old: leaf.astype(old.dtype), state["params"], state["ema"])
+                # A copy even where the dtype is the same: the step donates both.
+                state["ema"] = jax.tree.map(lambda leaf, old: jnp.array(leaf, old.dtype), state["params"], state["ema"])
         return state
 
     def _restore(self, step: int) -> tuple[State, tuple[int, ...]]:
         state, skipped = self.saver.restore(step)
         self.saved_step = step
-        return state, tuple(sorted({*skipped, *self.guard.left_out}))
+        return state, tuple(sorted({*skipped, *left_out(self.guard.events)}))
 
     def _forget_after(self, step: int) -> None:
         """Later metrics belong to steps that will be taken again: curves neither fork nor repeat."""
@@ -117,8 +121,7 @@ class Run:
     def _steps(self, state: State, skipped: tuple[int, ...]) -> tuple[str, int] | GuardEvent:
         """Steps from `state` on: ("finished" or "interrupted", step), or the guard's wish to go back."""
         first_step, last_step = int(state["step"]), self.experiment.train.steps
-        if first_step >= last_step:
-            return self._evaluate_again(state)
+        self._catch_up(state)
         step = first_step
         with (
             Loader(self.assembly.train_batches(skipped), first_step, self.experiment.data.prefetch) as loader,
@@ -141,16 +144,15 @@ class Run:
         # A signal may have cut the last evaluation short; a resumed run then makes up for it.
         return "interrupted" if self.interruption.poll() else "finished", step
 
-    def _evaluate_again(self, state: State) -> tuple[str, int]:
-        """A run that is at its end already: only its last metrics are wanted."""
+    def _catch_up(self, state: State) -> None:
+        """Measure what the last process was stopped from measuring at its last step, and complete that step's line."""
         step = int(state["step"])
-        measured = self._evaluate(state)
-        last = next((r for r in reversed(read_metrics(self.directory.metrics)) if r["step"] == step), None)
-        if last is not None and measured:
-            self.metrics["loss"] = last["loss"]
+        line = next((r for r in reversed(read_metrics(self.directory.metrics)) if r["step"] == step), {"step": step})
+        if step > 0 and self._evaluates_at(step) and "eval_loss" not in line:
+            line |= self._evaluate(state)
             self.log.truncate(step - 1)
-            self.log.write(step, {**last, **measured})
-        return "finished" if measured else "interrupted", step
+            self.log.write(step, line)
+        self.metrics |= {name: value for name, value in line.items() if name == "loss" or name.startswith("eval_")}
 
     def _evaluate(self, state: State) -> dict[str, float]:
         """The held-out metrics of a state; empty when a signal cut it short."""
@@ -171,22 +173,23 @@ class Run:
         return step == self.experiment.train.steps or step % self.experiment.checkpoint.every == 0
 
     def _after_step(self, event: StepEvent, skipped: tuple[int, ...], progress: Progress) -> None:
-        """Evaluate and save where it is time, then write the step's one line."""
+        """Evaluate where it is time, write the step's one line, then save: a saved step is never without its line."""
         line = {name: value for name, value in event.metrics.items() if name != "leaf_grad_norms"}
         seconds = event.step_s + event.data_wait_s
-        line |= {"data_wait_s": event.data_wait_s, "step_s": event.step_s}
+        line |= {"data_wait_s": event.data_wait_s, "step_s": event.step_s, "checkpoint_s": self.stalled_s}
+        self.stalled_s = 0.0
         if seconds > 0:
             line["tokens_per_s"] = event.metrics["num_tokens"] / seconds
             line |= self._utilisation(line["tokens_per_s"])
         self.metrics["loss"] = event.metrics["loss"]
         if event.state is not None and self._evaluates_at(event.step):
             line |= self._evaluate(event.state)
-        if event.state is not None and self._saves_at(event.step):
-            line["checkpoint_s"] = self._save(event.state, skipped)
         self.log.write(event.step, line)
         if self.board is not None:
             self.board.write(event.step, line)
         progress.write(event.step, line)
+        if event.state is not None and self._saves_at(event.step):
+            self.stalled_s = self._save(event.state, skipped)
 
     def _utilisation(self, tokens_per_s: float) -> dict[str, float]:
         kind = self.assembly.mesh.devices.flat[0].device_kind
@@ -213,4 +216,4 @@ class Run:
             if latest is not None:
                 return self._restore(latest)
             self.saved_step = -1
-            return self._first_state(), self.guard.left_out
+            return self._first_state(), left_out(self.guard.events)

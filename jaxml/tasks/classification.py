@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ class TextClassificationTask:
     """Batch: `tokens, positions, segment_ids` int32 [B, T], `label` int32 [B] and `is_valid` bool [B]."""
 
     spec: TextClassification
-    rows_interact: bool = False
+    rows_interact: ClassVar[bool] = False
 
     def loss(self, model, batch: Batch, dropout_keys_B: Key[Array, " B"] | None) -> dict[str, Term]:
         """`loss`: cross entropy in nats, the mean over valid rows weighted by the class weight of their true label."""
@@ -51,7 +52,7 @@ class TextClassificationTask:
         }
         return sums, {"log_probs": log_probs_BC, "label": batch["label"], "is_valid": valid_B}
 
-    def summarize(self, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray]) -> dict[str, float]:
+    def summarize(self, sums: Mapping[str, Any], rows: Mapping[str, np.ndarray]) -> dict[str, float]:
         """`eval_loss`, `accuracy`, `num_rows`; with a positive label also `precision`, `recall` and `roc_auc`, the exact area
         under the ROC curve over all rows. What is undefined (no predicted positive, one class only) is left out."""
         metrics: dict[str, float] = {"num_rows": int(sums["num_rows"])}

@@ -7,7 +7,7 @@ optax and `jaxml.train`, so that serving may use tasks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Array, Bool, Float, Key
@@ -30,6 +30,7 @@ class Term(NamedTuple):
     coefficient: float
 
 
+@runtime_checkable
 class Task(Protocol):
     """A task is a value, bound once before `jit`. `model` is what `BoundModel.bind(params)` returns."""
 
@@ -51,7 +52,7 @@ class Task(Protocol):
         """(sums over the batch that add up over batches, outputs of each row). Rows and tokens of padding count 0."""
         ...
 
-    def summarize(self, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray]) -> dict[str, float]:
+    def summarize(self, sums: Mapping[str, Any], rows: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Metrics from the added sums and the concatenated rows, on the host; an undefined metric is left out."""
         ...
 

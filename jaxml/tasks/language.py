@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ class LanguageModelingTask:
 
     spec: LanguageModeling
     logits_chunk_bytes: int
-    rows_interact: bool = False
+    rows_interact: ClassVar[bool] = False
 
     def loss(self, model, batch: Batch, dropout_keys_B: Key[Array, " B"] | None) -> dict[str, Term]:
         """`loss`: cross entropy in nats a token. `z_loss` (if its coefficient is above 0): mean of logsumexp(logits)^2."""
@@ -41,7 +42,7 @@ class LanguageModelingTask:
         nll_B, _, _ = self._row_sums(model, batch, None)
         return {"nll": nll_B.sum(), "num_tokens": _count(batch)}, {}
 
-    def summarize(self, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray]) -> dict[str, float]:
+    def summarize(self, sums: Mapping[str, Any], rows: Mapping[str, np.ndarray]) -> dict[str, float]:
         """`eval_loss` (nats a token), `perplexity` (infinite beyond e^700), `num_tokens`; without tokens only the last."""
         num_tokens = int(sums["num_tokens"])
         if num_tokens == 0:

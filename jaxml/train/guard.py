@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from jaxml import trees
+from jaxml.tasks.contract import Batch
 from jaxml.train.spec import GuardSpec
 from jaxml.train.step import Program
 
@@ -46,7 +48,7 @@ class SpikeDetector:
         """Whether `loss` is a spike (never, with a threshold of 0); remembers it if it is not."""
         is_spike = self._threshold > 0 and self.deviations(loss) > self._threshold
         if not is_spike and math.isfinite(loss):
-            self._window.append(loss)
+            self._window.append(float(loss))
         return is_spike
 
     def deviations(self, loss: float) -> float:
@@ -56,7 +58,7 @@ class SpikeDetector:
         losses = np.asarray(self._window)
         median = float(np.median(losses))
         deviation = MAD_TO_DEVIATION * float(np.median(np.abs(losses - median)))
-        return (loss - median) / max(deviation, SMALLEST_DEVIATION * abs(median), np.finfo(np.float64).tiny)
+        return float(loss - median) / max(deviation, SMALLEST_DEVIATION * abs(median), float(np.finfo(np.float64).tiny))
 
 
 @dataclass(frozen=True)
@@ -94,29 +96,32 @@ def diagnose(
     bad_leaves = [path for path, norm in norms.items() if not math.isfinite(norm)]
     terms = [name.removeprefix("loss/") for name in metrics if name.startswith("loss/")]
     bad_terms = [name for name in terms if not math.isfinite(metrics[f"loss/{name}"])]
-    rows = _bad_rows(program, params, batch)
+
+    def row_losses(params: Any, rows: Batch) -> jax.Array:
+        return program.task.row_losses(program.bound.bind(params), rows)
+
+    with jax.set_mesh(program.mesh):
+        rows = bad_rows(row_losses, params, program.put(batch))
     return Diagnosis(
         leaf=bad_leaves[0] if bad_leaves else "",
         leaves=len(bad_leaves),
         term=bad_terms[0] if bad_terms else "",
-        rows=tuple(int(row) for row in rows),
+        rows=rows,
         records=tuple((int(batch["source"][row]), int(batch["record"][row])) for row in rows),
     )
 
 
-def _bad_rows(program: Program, params: Any, batch: Mapping[str, np.ndarray]) -> np.ndarray:
-    task, bound = program.task, program.bound
-    columns = program.put(batch)
-    with jax.set_mesh(program.mesh):
-        losses_B = jax.jit(lambda params, rows: task.row_losses(bound.bind(params), rows))(params, columns)
-        bad_B = ~np.isfinite(np.asarray(losses_B))
-        if bad_B.any():
-            return np.flatnonzero(bad_B)
+def bad_rows(row_losses: Callable[[Any, Batch], Float[Array, " B"]], params: Any, batch: Batch) -> tuple[int, ...]:
+    """The rows whose `row_losses(params, batch)` is not finite; if there is none, those whose gradient of it is not."""
+    losses_B = np.asarray(jax.jit(row_losses)(params, batch))
+    if not np.isfinite(losses_B).all():
+        return tuple(np.flatnonzero(~np.isfinite(losses_B)).tolist())
 
-        def gradient_norm(params: Any, row: dict[str, jax.Array]) -> jax.Array:
-            one_row = {name: column[None] for name, column in row.items()}
-            gradients = jax.grad(lambda params: task.row_losses(bound.bind(params), one_row)[0])(params)
-            return sum(jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(gradients))
+    def gradient_size(params: Any, row: Batch) -> jax.Array:
+        one_row = {name: column[None] for name, column in row.items()}
+        gradients = jax.grad(lambda params: row_losses(params, one_row)[0])(params)
+        return jax.tree.reduce(jnp.add, jax.tree.map(lambda leaf: jnp.sum(jnp.abs(leaf)), gradients))
 
-        norms_B = jax.jit(lambda params, rows: jax.lax.map(lambda row: gradient_norm(params, row), rows))(params, columns)
-    return np.flatnonzero(~np.isfinite(np.asarray(norms_B)))
+    # One row after the other: this runs once, after a failure, and must fit beside the state.
+    every_row = jax.jit(lambda params, batch: jax.lax.map(lambda row: gradient_size(params, row), batch))
+    return tuple(np.flatnonzero(~np.isfinite(np.asarray(every_row(params, batch)))).tolist())

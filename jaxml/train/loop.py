@@ -8,19 +8,30 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from jaxml.train.state import State
-from jaxml.train.step import Metrics, Program, to_host
+from jaxml.train.step import Metrics, to_host
 
 
+@runtime_checkable
 class Source(Protocol):
     """Where batches come from: prepared data, a generator of them, live data."""
 
     def batch(self, step: int) -> Mapping[str, np.ndarray]:
         """The global batch of update number `step` (0-based); called once a step, in order."""
+        ...
+
+
+@runtime_checkable
+class Steps(Protocol):
+    """What the loop needs of a `train.step.Program`."""
+
+    @property
+    def train_step(self) -> Callable[[State, Mapping[str, Any]], tuple[State, Metrics]]:
+        """(state, batch) -> (new state, metrics); dispatches and does not wait."""
         ...
 
 
@@ -53,7 +64,7 @@ class StepEvent:
 
 
 def run_steps(
-    program: Program,
+    program: Steps,
     state: State,
     source: Source,
     first_step: int,

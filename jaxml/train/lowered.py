@@ -38,7 +38,7 @@ class LoweredOnce:
     ):
         self.name, self.compiled, self.num_lowered = name, None, 0
         self.expected: tuple[Any, Any] = (carried[1], None)
-        self._function, self._arguments, self._place, self._mesh = function, (carried[0], "batch"), place, mesh
+        self.function, self._arguments, self._place, self._mesh = function, (carried[0], "batch"), place, mesh
 
     def compile(self, batch: Batch) -> float:
         """Lower and compile for batches like this (arrays or ShapeDtypeStructs); returns the seconds it took, 0.0 when that
@@ -49,7 +49,7 @@ class LoweredOnce:
         started = time.perf_counter()
         self.expected = (self.expected[0], self._place({name: _abstract(column) for name, column in batch.items()}))
         with jax.set_mesh(self._mesh):
-            self.compiled = self._function.lower(*self.expected).compile()
+            self.compiled = self.function.lower(*self.expected).compile()
         self.num_lowered += 1
         return time.perf_counter() - started
 

@@ -41,7 +41,9 @@ def learning_rate(spec: OptimizerSpec, total_steps: int) -> Rate:
 
     def rate(step):
         # NumPy for numbers that are not traced: showing a schedule must not dispatch to a device.
-        xp = jnp if isinstance(step, jax.Array) else np
+        is_traced = isinstance(step, jax.Array)
+        xp = jnp if is_traced else np
+        step = step.astype(jnp.result_type(float)) if is_traced else step  # int32 / int would be float32 in float64 runs
         rising = (step + 1) / (warmup + 1)
         if schedule.kind == "constant":
             return peak * xp.where(step < warmup, rising, 1.0)

@@ -30,7 +30,7 @@ from jaxml.train.optimizer import build_optimizer, learning_rate
 from jaxml.train.spec import GuardSpec, OptimizerSpec, TrainSpec
 from jaxml.train.state import State, abstract_state, bytes_per_device, init_state, widen
 
-Metrics: TypeAlias = dict[str, jax.Array]
+Metrics: TypeAlias = dict[str, Any]
 HostBatch: TypeAlias = Mapping[str, Any]
 
 

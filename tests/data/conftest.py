@@ -11,12 +11,13 @@ from jaxml.data.prepare import prepare
 from jaxml.data.prepared import Prepared
 from jaxml.data.spec import DataSpec, JsonlSource, TextSource
 
-WORDS = "the quick brown fox jumps over a lazy dog while seven wizards box five gnomes".split()
+WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "wizards", "box")
 
 
 def sentence(number: int) -> str:
-    """A text that no other number has, of 1 to 40 words."""
-    return f"{number}: " + " ".join(WORDS[(number * k) % len(WORDS)] for k in range(1, 2 + (number * 7) % 40))
+    """A text that no other number has: of 1 to 10 words, every tenth of 40."""
+    num_words = 40 if number % 10 == 0 else 1 + number * 7 % 10
+    return f"{number}: " + " ".join(WORDS[number * k % len(WORDS)] for k in range(1, 1 + num_words))
 
 
 @pytest.fixture
@@ -51,7 +52,13 @@ def _mixed(folder: Path, packing: str) -> Prepared:
         TextSource(str(folder / "b.txt"), "line", name="b", weight=1),
     )
     spec = DataSpec(
-        sources, str(folder / "prepared"), 64, packing=packing, held_out=0.2, shard_tokens=2000, seed=5  # type: ignore[arg-type]
+        sources,
+        str(folder / "prepared"),
+        64,
+        packing=packing,
+        held_out=0.2,
+        shard_tokens=1000,
+        seed=5,  # type: ignore[arg-type]
     )
     return prepare(spec)
 

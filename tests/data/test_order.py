@@ -41,7 +41,9 @@ def test_each_row_comes_exactly_once_an_epoch(sources: list[tuple[int, int]], ba
     total = sum(order.weights)
     slots = max(epochs * -(-rows * total // weight) for (rows, _), weight in zip(sources, order.weights, strict=True))
     steps = range(-(-(slots + total) // batch_size))
-    source, row, epoch = (np.concatenate(part) for part in zip(*(order.slots(s, batch_size) for s in steps), strict=True))
+    source, row, epoch = (
+        np.concatenate(part) for part in zip(*(order.slots(s, batch_size) for s in steps), strict=True)
+    )
     for index, (rows, _) in enumerate(sources):
         for number in range(epochs):
             assert sorted(row[(source == index) & (epoch == number)].tolist()) == list(range(rows))

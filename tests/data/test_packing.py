@@ -24,7 +24,9 @@ def plan(lengths: list[int], row_length: int, kind: str) -> list[list[tuple[int,
 
 @pytest.mark.parametrize("kind", ["concatenate", "best_fit"])
 @given(lengths=LENGTHS, row_length=st.integers(1, 25))
-def test_every_position_of_every_document_is_in_exactly_one_place(kind: str, lengths: list[int], row_length: int) -> None:
+def test_every_position_of_every_document_is_in_exactly_one_place(
+    kind: str, lengths: list[int], row_length: int
+) -> None:
     rows = plan(lengths, row_length, kind)
     positions = [(document, start + i) for row in rows for document, start, length in row for i in range(length)]
     assert sorted(positions) == [(10 + 3 * n, i) for n, length in enumerate(lengths) for i in range(length)]
@@ -44,7 +46,9 @@ def test_best_fit_cuts_a_document_only_where_it_is_longer_than_a_row(lengths: li
     segments = [segment for row in plan(lengths, row_length, "best_fit") for segment in row]
     for number, length in enumerate(lengths):
         pieces = sorted(piece for document, _, piece in segments if document == 10 + 3 * number)
-        assert pieces == sorted([row_length] * (length // row_length) + [length % row_length] * (length % row_length > 0))
+        assert pieces == sorted(
+            [row_length] * (length // row_length) + [length % row_length] * (length % row_length > 0)
+        )
 
 
 @given(lengths=LENGTHS, row_length=st.integers(1, 25))

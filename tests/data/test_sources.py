@@ -1,4 +1,4 @@
-"""Documents come out of every kind of source as they went in, and what cannot be read is named by file, line and byte."""
+"""Documents come out of every source as they went in, and what cannot be read is named by file, line and byte."""
 
 from __future__ import annotations
 

@@ -35,11 +35,11 @@ def test_presets_have_the_published_number_of_parameters(preset):
     assert num_parameters(preset()) == PRESETS[preset]
 
 
-@pytest.mark.parametrize("spec", [tiny.decoder(width=64), tiny.decoder(width=64, tied_head=False, is_causal=False)])
-def test_flops_are_within_a_tenth_of_what_xla_counts(spec):
-    """XLA also counts norms, activations, the softmax and masks: at width 64 that is up to a tenth more."""
-    block = BlockSpec(AttentionSpec(4, 2, 16), MlpSpec(256, "squared_relu"))
-    spec = tiny.decoder(block, width=64, vocab_size=512, context_length=32, is_causal=spec.is_causal)
+@pytest.mark.parametrize("activation", ["squared_relu", "swiglu"])
+def test_flops_are_within_a_twentieth_of_what_xla_counts(activation):
+    """XLA also counts norms, activations, the softmax and masks: at width 64 that is a few hundredths more."""
+    block = BlockSpec(AttentionSpec(4, 2, 16), MlpSpec(256, activation))
+    spec = tiny.decoder(block, width=64, vocab_size=512, context_length=32)
     model = tiny.bind(spec)
     batch = [jax.ShapeDtypeStruct((2, 32), jnp.int32)] * 3
 
@@ -47,8 +47,8 @@ def test_flops_are_within_a_tenth_of_what_xla_counts(spec):
         decoder = model.bind(params)
         return decoder.logits(decoder(*batch)[0]).sum()
 
-    counted = jax.jit(jax.grad(value)).lower(model.abstract_params, *batch).cost_analysis()["flops"]
-    assert 1.0 <= counted / (2 * 32 * flops_per_token(spec, 32)) < 1.1
+    counted = jax.jit(jax.value_and_grad(value)).lower(model.abstract_params, *batch).cost_analysis()["flops"]
+    assert 1.0 <= counted / (2 * 32 * flops_per_token(spec, 32)) < 1.05
 
 
 def test_a_window_lowers_the_attention_term_and_the_head_counts_once():

@@ -72,11 +72,9 @@ def bind(
 
 
 def lively_params(bound: BoundModel, seed: int = 0) -> dict[str, Any]:
-    """Parameters far from their initial values, biases and scales included, so that no term hides (NumPy, no compile)."""
+    """Parameters far from their initial values, biases and scales included, so that no term hides (no compile)."""
     rng = np.random.default_rng(seed)
-    return jax.tree.map(
-        lambda leaf: jnp.asarray(rng.normal(0.0, 0.4, leaf.shape), leaf.dtype), bound.abstract_params
-    )
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0.0, 0.4, leaf.shape), leaf.dtype), bound.abstract_params)
 
 
 def dropout_keys(num_rows: int, step: int = 0) -> jax.Array:

@@ -9,7 +9,7 @@ import pytest
 
 from jaxml.observe.progress import Pace, Progress, duration, short
 
-METRICS = {"loss": 2.30119, "num_tokens": 1000, "step_s": 0.5, "data_wait_s": 0.01}
+METRICS = {"loss": 2.30119, "num_tokens": 1000, "step_s": 0.49, "data_wait_s": 0.01}
 
 
 class Terminal(io.StringIO):

@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxml.observe.summary import INPUT_BOUND_SHARE, summarize, tokens_per_s
+from jaxml.observe.summary import INPUT_BOUND_SHARE, summarize
 
 
-def records(waits, step_s=1.0, tokens=100):
+def records(waits):
+    """Steps of one second each, of which `waits` were spent waiting for data."""
     return [
-        {"step": i + 1, "num_tokens": tokens, "step_s": step_s, "data_wait_s": wait} for i, wait in enumerate(waits)
+        {"step": i, "tokens_per_s": 100.0, "step_s": 1.0 - wait, "data_wait_s": wait}
+        for i, wait in enumerate(waits, start=1)
     ]
 
 
@@ -33,7 +35,7 @@ def test_one_slow_start_does_not_make_a_run_input_bound():
 
 def test_throughput_is_the_median_over_steps():
     run = records([0] * 4)
-    run[3]["step_s"] = 50.0
+    run[3]["tokens_per_s"] = 2.0
     assert summarize(run, {}).tokens_per_s == 100.0
 
 
@@ -42,12 +44,12 @@ def test_compile_and_wall_seconds_come_from_the_account():
     assert (summary.compile_s, summary.wall_s, summary.num_steps) == (2.5, 10.0, 1)
 
 
-@pytest.mark.parametrize("run", [[], [{"step": 1, "loss": 2.0}], [{"step": 1, "step_s": None, "num_tokens": 3}]])
+@pytest.mark.parametrize("run", [[], [{"step": 1, "loss": 2.0}], [{"step": 1, "step_s": None, "tokens_per_s": None}]])
 def test_records_without_times_give_no_numbers_and_no_verdict(run):
     summary = summarize(run, {})
     assert (summary.tokens_per_s, summary.data_wait_share, summary.is_input_bound) == (None, None, False)
     assert summary.verdict == "waiting for data was not measured"
 
 
-def test_a_step_of_no_duration_has_no_throughput():
-    assert tokens_per_s({"num_tokens": 5, "step_s": 0.0}) is None
+def test_steps_without_duration_give_no_verdict():
+    assert summarize([{"step": 1, "step_s": 0.0, "data_wait_s": 0.0}], {}).data_wait_share is None
