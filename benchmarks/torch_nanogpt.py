@@ -1,6 +1,6 @@
 """The opponent: the GPT recipe of nanoGPT's CPU run in our own plain PyTorch, eager float32. No jaxml, no jax.
 
-Written from the description of the recipe (github.com/karpathy/nanoGPT, README "I only have a macbook"), not from its code.
+Written from the description of the recipe (github.com/karpathy/nanoGPT, README), not from its code.
 `benchmarks/run.py` starts it as a process of its own; it prints one JSON object on its last line.
 
     python benchmarks/torch_nanogpt.py --time-steps 20 --layers 6 --heads 6 --width 384 --context 256 --batch 16
@@ -202,7 +202,9 @@ def main() -> None:
     for name, default in (("layers", 4), ("heads", 4), ("width", 128), ("context", 64), ("batch", 12)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--text", type=Path, default=TEXT)
-    parser.add_argument("--evaluate-every", type=int, default=0, help="more points (their time counts); 0: only the last")
+    parser.add_argument(
+        "--evaluate-every", type=int, default=0, help="more points, their time counts (0: only the last)"
+    )
     parser.add_argument("--seed", type=int, default=1337)
     args = parser.parse_args()
     size = Size(args.layers, args.heads, args.width, args.context, args.batch)

@@ -40,6 +40,10 @@ class JaxmlError(Exception):
         self.faults: tuple[Fault, ...] = (Fault(failed, expected, got, todo),)
         super().__init__(str(self.faults[0]))
 
+    def __reduce__(self):
+        """Errors cross process borders whole."""
+        return type(self).from_faults, (self.faults,)
+
     @classmethod
     def from_faults(cls, faults: list[Fault] | tuple[Fault, ...]) -> JaxmlError:
         """One error out of several faults (at least one)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 
 import pytest
@@ -62,3 +63,9 @@ def test_a_missing_module_names_the_extra_and_the_command():
     assert "'track'" in fault.expected
     assert fault.todo == "python -m pip install 'jaxml[track]'"
     assert isinstance(caught.value.__cause__, ImportError)
+
+
+def test_an_error_survives_a_process_border() -> None:
+    error = ConfigError.from_faults([Fault("a", "b", "c", "d"), Fault("e", "f", "g", "h")])
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), copy.faults, str(copy)) == (ConfigError, error.faults, str(error))

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import importlib
 import json
+import math
 import types
 import typing
 from collections.abc import Iterator
@@ -28,7 +30,21 @@ ALIASES: dict[str, str] = {}
 
 @dataclass(frozen=True)
 class Spec:
-    """Base of everything that may be written into a checkpoint as configuration."""
+    """Base of everything that may be written into a checkpoint as configuration.
+
+    A whole number given for a float is made one, so that equal specs have equal digests. Raises ConfigError on NaN and
+    infinities, which JSON cannot hold.
+    """
+
+    def __post_init__(self) -> None:
+        for name in _float_fields(type(self)):
+            value = getattr(self, name)
+            numbers = value if isinstance(value, tuple) else (value,)
+            if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+                where = f"{type(self).__qualname__}.{name}"
+                raise ConfigError(where, expected="a finite number", got=str(value), todo="use 0 or None to switch it off")
+            floats = tuple(float(number) if type(number) is int else number for number in numbers)
+            object.__setattr__(self, name, floats if isinstance(value, tuple) else floats[0])
 
 
 @dataclass(frozen=True)
@@ -98,6 +114,13 @@ def suggest(name: str, known: list[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else "known here: " + ", ".join(sorted(known))
 
 
+@functools.cache
+def _float_fields(cls: type[Spec]) -> tuple[str, ...]:
+    """Fields that hold a float, an optional float, or a tuple of floats."""
+    hints = typing.get_type_hints(cls)
+    return tuple(field.name for field in dataclasses.fields(cls) if float in (hints[field.name], *typing.get_args(hints[field.name])))
+
+
 def _encode(value: Any) -> Any:
     if isinstance(value, Spec):
         return to_json(value)
@@ -115,8 +138,9 @@ def _resolve(name: str) -> type[Spec] | None:
         found = getattr(importlib.import_module(module_name), class_name, None)
     except ImportError:
         return None
-    is_spec = isinstance(found, type) and issubclass(found, Spec) and dataclasses.is_dataclass(found)
-    return found if is_spec and found.__dataclass_params__.frozen else None  # type: ignore[attr-defined]
+    # An undecorated subclass only inherits the parameters of a dataclass: its own fields would be lost.
+    is_own = isinstance(found, type) and issubclass(found, Spec) and "__dataclass_params__" in vars(found)
+    return found if is_own and found.__dataclass_params__.frozen else None  # type: ignore[union-attr]
 
 
 def _decode_spec(value: Any, path: str, faults: Faults) -> Any:

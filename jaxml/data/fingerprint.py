@@ -50,18 +50,23 @@ def record_inputs(
     on_file: Callable[[str], None] | None = None,
 ) -> Inputs:
     """Sizes and hashes of all input files; those known from before and unchanged are not read again."""
-    every = [] if known is None else [file for files in (*known.sources, known.tokenizer) for file in files]
-    before = {file.name: file for file in every}
+    every = () if known is None else (*known.sources, known.tokenizer)
+    before = {file.name: file for files in every for file in files}
+    return Inputs(
+        tuple(_record(files, before, on_file) for files in sources),
+        _record(tokenizer, before, on_file),
+    )
 
-    def recorded(files: list[FileRef]) -> tuple[InputFile, ...]:
-        found = []
-        for file in files:
-            if on_file is not None:
-                on_file(file.name)
-            found.append(record_file(file, before.get(file.name)))
-        return tuple(found)
 
-    return Inputs(tuple(recorded(files) for files in sources), recorded(tokenizer))
+def _record(
+    files: list[FileRef], before: dict[str, InputFile], on_file: Callable[[str], None] | None
+) -> tuple[InputFile, ...]:
+    found = []
+    for file in files:
+        if on_file is not None:
+            on_file(file.name)
+        found.append(record_file(file, before.get(file.name)))
+    return tuple(found)
 
 
 def current_inputs(spec: DataSpec, recorded_spec: DataSpec, recorded: Inputs) -> tuple[Inputs, list[str]]:
@@ -71,29 +76,30 @@ def current_inputs(spec: DataSpec, recorded_spec: DataSpec, recorded: Inputs) ->
     counts as unchanged, with a note. Raises DataError for another path that names nothing.
     """
     notes: list[str] = []
-
-    def now(path: str | tuple[str, ...], field: str, known: tuple[InputFile, ...], is_same_path: bool) -> Any:
-        try:
-            files = list_files(path, field)
-        except DataError:
-            if not is_same_path:
-                raise
-            notes.append(f"{field} {path!r} cannot be reached: not checked for changes")
-            return known
-        before = {file.name: file for file in known}
-        return tuple(record_file(file, before.get(file.name)) for file in files)
-
     sources = []
     for index, source in enumerate(spec.sources):
         is_known = index < len(recorded.sources)
         known = recorded.sources[index] if is_known else ()
         is_same = is_known and source.path == recorded_spec.sources[index].path
-        sources.append(now(source.path, f"data.sources.{index}.path", known, is_same))
+        sources.append(_current(source.path, f"data.sources.{index}.path", known, is_same, notes))
     tokenizer: tuple[InputFile, ...] = ()
     if isinstance(spec.tokenizer, HuggingFaceTokenizerSpec):
         is_same = spec.tokenizer == recorded_spec.tokenizer
-        tokenizer = now(spec.tokenizer.path, "data.tokenizer.path", recorded.tokenizer, is_same)
+        tokenizer = _current(spec.tokenizer.path, "data.tokenizer.path", recorded.tokenizer, is_same, notes)
     return Inputs(tuple(sources), tokenizer), notes
+
+
+def _current(
+    path: str | tuple[str, ...], field: str, known: tuple[InputFile, ...], is_same_path: bool, notes: list[str]
+) -> tuple[InputFile, ...]:
+    try:
+        files = list_files(path, field)
+    except DataError:
+        if not is_same_path:
+            raise
+        notes.append(f"{field} {path!r} cannot be reached: not checked for changes")
+        return known
+    return _record(files, {file.name: file for file in known}, None)
 
 
 def what_matters(spec: DataSpec, labels: tuple[str, ...], inputs: Inputs) -> dict[str, Any]:

@@ -119,8 +119,8 @@ def plan_files(split: int, source: int) -> tuple[str, str]:
 
 
 def is_ours(name: str) -> bool:
-    """Whether `data prepare` writes a file or folder of this name."""
-    known = name in (DATASET_FILE, PROGRESS_FILE, DOCUMENTS_FILE, TOKENIZER_FOLDER)
+    """Whether `data prepare` writes a file of this name."""
+    known = name in (DATASET_FILE, PROGRESS_FILE, DOCUMENTS_FILE)
     array = name.startswith(("tokens-", "documents-", "plan-")) and name.endswith((".bin", ".npy"))
     return known or array or (name.startswith(".") and name.endswith(".tmp"))
 

@@ -79,11 +79,12 @@ def prepare(
         before, is_complete = None, False
     if before is not None and is_complete and not force:
         _tidy(folder, before)
+        if inputs != known:  # touched or moved, not changed: the next opening need not read them to know
+            dataclasses.replace(before, inputs=inputs.to_json()).write(folder / DATASET_FILE)
         return open_prepared(spec, vocab_size, has_labels)
     if before is None or is_complete:
-        _clear(folder)
         before = State(to_json(spec), has_labels, wanted, inputs.to_json())
-    folder.mkdir(parents=True, exist_ok=True)
+        _start_anew(folder, before)
     tokenizer = _tokenizer(spec, files, folder, before, report)
     if vocab_size is not None:
         check_vocabulary(tokenizer.vocab_size, vocab_size)
@@ -103,12 +104,13 @@ def _state_before(folder: Path, force: bool) -> tuple[State | None, bool]:
         if not force:
             raise
         return None, False
-    foreign = [item.name for item in folder.iterdir() if not is_ours(item.name)] if folder.is_dir() else []
-    if before is None and foreign and not force:
+    names = sorted(item.name for item in folder.iterdir()) if folder.is_dir() else []
+    foreign = [name for name in names if not name.endswith(".tmp")]
+    if before is None and foreign:
         raise DataError(
             "data.prepared",
             expected=f"a new or empty directory, or one that data prepare wrote ({folder})",
-            got="other files: " + ", ".join(sorted(foreign)[:5]),
+            got="other files: " + ", ".join(foreign[:5]),
             todo="name another directory",
         )
     return before, is_complete
@@ -124,16 +126,20 @@ def _other_data(folder: Path, before: State, matters: dict[str, Any]) -> DataErr
     )
 
 
-def _clear(folder: Path) -> None:
-    """Remove what an earlier preparation wrote, its record first, so that a half-cleared directory is never taken for
-    whole.
-    """
+def _start_anew(folder: Path, state: State) -> None:
+    """Record what is begun, then remove what an earlier preparation left: at no moment is the directory nobody's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state.write(folder / PROGRESS_FILE)
     (folder / DATASET_FILE).unlink(missing_ok=True)
-    (folder / PROGRESS_FILE).unlink(missing_ok=True)
-    for item in folder.iterdir() if folder.is_dir() else []:
-        if item.name == TOKENIZER_FOLDER:
-            shutil.rmtree(item)
-        elif is_ours(item.name):
+    if (folder / TOKENIZER_FOLDER).is_dir():
+        shutil.rmtree(folder / TOKENIZER_FOLDER)
+    _remove_others(folder, {PROGRESS_FILE})
+
+
+def _remove_others(folder: Path, keep: set[str]) -> None:
+    """Remove our files but those to keep. Files that we never write are not touched."""
+    for item in list(folder.iterdir()):
+        if is_ours(item.name) and item.name not in keep:
             item.unlink()
 
 
@@ -182,7 +188,8 @@ def _finish(
         sources.append(counts)
     _check_nothing_is_missing(spec, state.shards, sources, labels, faults)
     if faults.found:
-        _clear(folder)
+        _remove_others(folder, set())
+        shutil.rmtree(folder / TOKENIZER_FOLDER)
     faults.raise_if_any()
     complete = dataclasses.replace(
         state,
@@ -195,9 +202,9 @@ def _finish(
 
 
 def _tidy(folder: Path, state: State) -> None:
-    """Remove what only an unfinished preparation needs (all of it is in the finished files)."""
-    for name in (PROGRESS_FILE, *(shard.documents.file for shard in state.shards)):
-        (folder / name).unlink(missing_ok=True)
+    """Remove what the finished data does not need: the record of progress, the tables that were joined, left-overs."""
+    finished = [*(shard.tokens for shard in state.shards), *state.files]
+    _remove_others(folder, {DATASET_FILE, *(file.file for file in finished)})
 
 
 def _check_nothing_is_missing(

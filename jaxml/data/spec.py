@@ -119,39 +119,39 @@ def source_names(spec: DataSpec) -> tuple[str, ...]:
 
 def check_data(spec: DataSpec, faults: Faults, labels: tuple[str, ...] = ()) -> None:
     """Add every fault that the spec alone shows. `labels`: the class names of a classification task (empty: none)."""
-
-    def require(is_right: bool, field: str, expected: str, got: object, todo: str) -> None:
-        if not is_right:
-            faults.add(f"data.{field}", expected=expected, got=str(got), todo=todo)
-
     names = source_names(spec)
-    require(bool(spec.sources), "sources", "at least one source", "none", "add a TextSource")
-    require(len(set(names)) == len(names), "sources", "names that differ", names, "name the sources apart")
-    require(bool(spec.prepared), "prepared", "a directory", "''", "name the directory that data prepare writes")
-    require(
-        spec.sequence_length >= 1, "sequence_length", "at least 1", spec.sequence_length, "give the tokens of a row"
-    )
-    require(0.0 <= spec.held_out < 1.0, "held_out", "a fraction, at least 0 and below 1", spec.held_out, "try 0.1")
-    require(spec.shard_tokens >= 1, "shard_tokens", "at least 1", spec.shard_tokens, "leave the default")
-    require(spec.prefetch >= 0, "prefetch", "0 or more", spec.prefetch, "use 0 for none, 2 as a start")
-    require(0 <= spec.seed < 2**63, "seed", "0 to 2^63 - 1", spec.seed, "choose another seed")
+    held_out, seed = spec.held_out, spec.seed
+    rules = [  # field, whether it is right, expected, got, what to do
+        ("sources", bool(spec.sources), "at least one source", "none", "add a TextSource"),
+        ("sources", len(set(names)) == len(names), "names that differ", names, "name the sources apart"),
+        ("prepared", bool(spec.prepared), "a directory", "''", "name the directory that data prepare writes"),
+        ("sequence_length", spec.sequence_length >= 1, "at least 1", spec.sequence_length, "give the tokens of a row"),
+        ("held_out", 0.0 <= held_out < 1.0, "a fraction, at least 0 and below 1", held_out, "try 0.1"),
+        ("shard_tokens", spec.shard_tokens >= 1, "at least 1", spec.shard_tokens, "leave the default"),
+        ("prefetch", spec.prefetch >= 0, "0 or more", spec.prefetch, "use 0 for none, 2 as a start"),
+        ("seed", 0 <= seed < 2**63, "0 to 2^63 - 1", seed, "choose another seed"),
+        (
+            "packing",
+            not labels or spec.packing == "single",
+            "'single' for classification",
+            spec.packing,
+            "set 'single'",
+        ),
+    ]
     for index, source in enumerate(spec.sources):
-        field = f"sources.{index}"
-        require(
-            1 <= source.weight <= MAX_WEIGHT,
-            f"{field}.weight",
-            f"an integer from 1 to {MAX_WEIGHT}",
-            source.weight,
-            "leave the source out if it should not be read",
-        )
-        require(bool(source.path), f"{field}.path", "a file, glob or URL", repr(source.path), "name the input")
+        here = f"sources.{index}"
+        weight, is_weight = source.weight, 1 <= source.weight <= MAX_WEIGHT
+        rules += [
+            (f"{here}.path", bool(source.path), "a file, glob or URL", repr(source.path), "name the input"),
+            (f"{here}.weight", is_weight, f"an integer from 1 to {MAX_WEIGHT}", weight, "or leave the source out"),
+        ]
+        if isinstance(source, TableSource):
+            delimiter = source.delimiter
+            rules.append((f"{here}.delimiter", len(delimiter) == 1, "one character", repr(delimiter), "correct it"))
         if labels:
             has_label = not isinstance(source, TextSource) and bool(source.label)
-            todo = "name the field with the class" if not isinstance(source, TextSource) else "use JSONL or a table"
-            require(has_label, f"{field}.label", f"the field with one of {labels}", "none", todo)
-        if isinstance(source, TableSource):
-            require(
-                len(source.delimiter) == 1, f"{field}.delimiter", "one character", repr(source.delimiter), "mend it"
-            )
-    if labels:
-        require(spec.packing == "single", "packing", "'single' for classification", spec.packing, "set it to 'single'")
+            todo = "use JSONL or a table" if isinstance(source, TextSource) else "name the field with the class"
+            rules.append((f"{here}.label", has_label, f"the field with one of {labels}", "none", todo))
+    for field, is_right, expected, got, todo in rules:
+        if not is_right:
+            faults.add(f"data.{field}", expected=expected, got=str(got), todo=todo)

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -194,14 +195,14 @@ def _encode_alone(tokenizer: Tokenizer, text: str, where: str) -> None:
 
 def _append(writer: ShardWriter, work: Work, source: int, part: Part, ids: np.ndarray) -> None:
     spec, labels, tokenizer = work.spec, work.labels, work.tokenizer
-    where = work.place(source, part)
+    where = partial(work.place, source, part)
     label = _label(part.document.label, labels, where) if labels else -1
     if not part.text or len(ids) < minimum_tokens(labels):
-        writer.drop(source, where)
+        writer.drop(source, where())
         return
     if int(ids.max()) >= tokenizer.vocab_size:
         raise DataError(
-            where,
+            where(),
             expected=f"ids below the tokenizer's vocabulary of {tokenizer.vocab_size}",
             got=str(int(ids.max())),
             todo="give the tokenizer.json that belongs to this text",
@@ -209,7 +210,7 @@ def _append(writer: ShardWriter, work: Work, source: int, part: Part, ids: np.nd
     num_positions = len(ids) - (0 if labels else 1)
     if spec.packing == "single" and spec.too_long == "refuse" and num_positions > spec.sequence_length:
         raise DataError(
-            where,
+            where(),
             expected=f"at most {spec.sequence_length} positions (data.sequence_length)",
             got=str(num_positions),
             todo="raise sequence_length, or set too_long to 'truncate'",
@@ -225,11 +226,11 @@ def _append(writer: ShardWriter, work: Work, source: int, part: Part, ids: np.nd
     )
 
 
-def _label(label: str | None, labels: Sequence[str], where: str) -> int:
+def _label(label: str | None, labels: Sequence[str], where: Callable[[], str]) -> int:
     if label in labels:
         return labels.index(label)
     raise DataError(
-        where,
+        where(),
         expected="one of the labels " + ", ".join(repr(name) for name in labels),
         got=repr(label),
         todo=suggest(str(label), list(labels)),

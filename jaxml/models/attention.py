@@ -1,6 +1,6 @@
 """Attention: one seam, `attend`, over the forms that a backend offers, and the module that holds the projections.
 
-Reads `models.spec`, `models.norm`, `models.rope`, `models.parameters` and `errors`; `models.block` uses it. The XLA
+Reads `models.spec`, `models.norm`, `models.rope`, `models.parameters` and `errors`; `models.decoder` uses it. The XLA
 form is the definition and runs everywhere. The cuDNN form (NVIDIA GPUs) and the Pallas form (TPUs, splash attention)
 have not been run on their hardware by this project's tests, which have none: the choice, its refusals and, for Pallas,
 the interpreted numbers are tested on the CPU.

@@ -1,6 +1,6 @@
 """Dropout whose masks belong to rows, so that neither batch split nor sharding nor accumulation changes them.
 
-Reads no other jaxml file; the decoder (embeddings) and `models.block` (both branches) use it.
+Reads no other jaxml file; the decoder (embeddings) and its blocks (both branches) use it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def drop(
     kept_levels = round((1.0 - rate) * LEVELS)
 
     def row_mask(key: Key[Array, ""]) -> Array:
-        key = jax.random.fold_in(jax.random.fold_in(key, SITES.index(site)), layer)
+        key = jax.random.fold_in(key, layer * len(SITES) + SITES.index(site))
         return jax.random.bits(key, x_BTD.shape[1:], jnp.uint16) < kept_levels
 
     scale = jnp.asarray(LEVELS / kept_levels, x_BTD.dtype)

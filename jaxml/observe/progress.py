@@ -18,6 +18,15 @@ LINE_EVERY_S = 5.0
 DRAW_EVERY_S = 0.1
 
 
+@runtime_checkable
+class Stream(Protocol):
+    """Where words go: a terminal, a file, a notebook."""
+
+    def write(self, text: str, /) -> object: ...
+    def flush(self) -> object: ...
+    def isatty(self) -> bool: ...
+
+
 class Progress:
     """What is shown is decided here, how it is drawn by a `Screen`.
 
@@ -98,15 +107,6 @@ class Pace:
         if left is not None:
             parts.append(f"{duration(left)} left")
         return "  ".join(parts)
-
-
-@runtime_checkable
-class Stream(Protocol):
-    """What is needed of a text file to write to."""
-
-    def write(self, text: str, /) -> int: ...
-    def flush(self) -> None: ...
-    def isatty(self) -> bool: ...
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ Reads `train.loop` for the events, and `saving`, `evaluate`, `guarding`, `announ
 from __future__ import annotations
 
 import time
-from typing import Any, TextIO
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jaxml.checkpoint.store import CheckpointStore
 from jaxml.data.loader import Loader
 from jaxml.observe.metrics_log import MetricsLog, read_metrics
-from jaxml.observe.progress import Progress
+from jaxml.observe.progress import Progress, Stream
+from jaxml.observe.summary import summarize
 from jaxml.observe.tensorboard import TensorBoardLog
 from jaxml.recipes.announce import model_flop_utilisation, run_facts
 from jaxml.recipes.assemble import Assembly
@@ -42,7 +43,7 @@ class Run:
         saver: Saver,
         clock: WallClock,
         interruption: Interruption,
-        stream: TextIO,
+        stream: Stream,
     ):
         self.assembly, self.directory, self.store, self.saver = assembly, directory, store, saver
         self.clock, self.interruption, self.stream = clock, interruption, stream
@@ -78,6 +79,7 @@ class Run:
         status, step = outcome
         with self.clock.span("checkpoint"):
             self.store.wait()
+        print(f"jaxml: {summarize(read_metrics(self.directory.metrics), self.clock.summary()).verdict}", file=self.stream)
         write_report(self.assembly, self.directory, self.facts, self.clock, [str(event) for event in self.guard.events])
         return status, step
 
@@ -88,6 +90,8 @@ class Run:
             self.board.close()
 
     def _start(self, start: StartMode) -> tuple[State, tuple[int, ...], str]:
+        for step, fault in self.store.damaged().items():
+            print(f"jaxml: the checkpoint of step {step} is left aside: {fault}", file=self.stream, flush=True)
         latest = self.store.latest_step() if start in ("resume", "must-resume") else None
         if latest is not None:
             with self.clock.span("restart"):
@@ -204,6 +208,8 @@ class Run:
         begun = time.perf_counter()
         with self.clock.span("checkpoint"):
             self.saver.save(state, skipped, self.metrics)
+        if self.board is not None:
+            self.board.flush()
         self.saved_step = step
         return time.perf_counter() - begun
 
@@ -213,6 +219,7 @@ class Run:
         with self.clock.span("restart"):
             self.store.wait()
             latest = self.store.latest_step()
+            self.store.discard_after(latest or 0)
             if latest is not None:
                 return self._restore(latest)
             self.saved_step = -1

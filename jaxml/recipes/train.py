@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import jax
 
@@ -19,6 +19,7 @@ from jaxml.config.spec import from_json
 from jaxml.data.tokenise import Progress as PrepareProgress
 from jaxml.devices.start import tune_allocator, use_compilation_cache
 from jaxml.errors import CheckpointError, RunError
+from jaxml.observe.progress import Stream
 from jaxml.recipes.assemble import assemble
 from jaxml.recipes.experiment import Experiment
 from jaxml.recipes.interruption import REQUEUE_EXIT_CODE, Interruption
@@ -54,7 +55,7 @@ class TrainOptions:
     cache_dir: str | None = None
     tensorboard: bool = False
     owns_process: bool = False
-    stream: TextIO | None = None
+    stream: Stream | None = None
 
 
 class _Left(Exception):
@@ -135,7 +136,7 @@ def _result(directory: RunDirectory, status: str, step: int, metrics: dict[str, 
     return TrainResult(str(directory.path), status, step, exit_code, dict(metrics), clock.summary())
 
 
-def _close_quietly(store: CheckpointStore, stream: TextIO) -> None:
+def _close_quietly(store: CheckpointStore, stream: Stream) -> None:
     """On the way out with another error: a failed save is told, and does not take that error's place."""
     try:
         store.close()
@@ -143,7 +144,7 @@ def _close_quietly(store: CheckpointStore, stream: TextIO) -> None:
         print(f"jaxml: {error}", file=stream)
 
 
-def _prepare_progress(stream: TextIO, interruption: Interruption) -> Callable[[PrepareProgress], None]:
+def _prepare_progress(stream: Stream, interruption: Interruption) -> Callable[[PrepareProgress], None]:
     """Tells each new stage of a preparation, and leaves when a signal came: the finished shards are kept."""
     told: set[str] = set()
 

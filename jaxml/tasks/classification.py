@@ -33,8 +33,8 @@ class TextClassificationTask:
         return {"loss": Term((weights_B * nll_B).sum(), weights_B.sum(), 1.0)}
 
     def evaluate(self, model, batch: Batch) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Sums: `nll` and `weight` (with class weights), `correct`, `num_rows` and `confusion` [true class, predicted class]
-        as int32. Rows: `log_probs` [B, C], `label` [B], `is_valid` [B]."""
+        """Sums: `nll` and `weight` (with class weights), `correct`, `num_rows` and `confusion` [true class, predicted
+        class] as int32. Rows: `log_probs` [B, C], `label` [B], `is_valid` [B]."""
         nll_B, log_probs_BC = self._row_terms(model, batch, None)
         weights_B = self._weights(batch, nll_B.dtype)
         valid_B = require_mask(batch, "is_valid")
@@ -53,8 +53,9 @@ class TextClassificationTask:
         return sums, {"log_probs": log_probs_BC, "label": batch["label"], "is_valid": valid_B}
 
     def summarize(self, sums: Mapping[str, Any], rows: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """`eval_loss`, `accuracy`, `num_rows`; with a positive label also `precision`, `recall` and `roc_auc`, the exact area
-        under the ROC curve over all rows. What is undefined (no predicted positive, one class only) is left out."""
+        """`eval_loss`, `accuracy`, `num_rows`; with a positive label also `precision`, `recall` and `roc_auc`, the
+        exact area under the ROC curve over all rows. What is undefined (no predicted positive, one class only) is left
+        out."""
         metrics: dict[str, float] = {"num_rows": int(sums["num_rows"])}
         if float(sums["weight"]) > 0:
             metrics["eval_loss"] = float(sums["nll"]) / float(sums["weight"])

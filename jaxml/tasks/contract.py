@@ -1,13 +1,13 @@
 """What a task is: named loss terms, exact evaluation sums and per-row outputs, as pure functions over a bound model.
 
-Reads `tasks.spec`; `tasks.language` and `tasks.classification` implement it, `train.step` and `recipes` call it. Without
-optax and `jaxml.train`, so that serving may use tasks.
+Reads `tasks.spec`; `tasks.language` and `tasks.classification` implement it, `train.step` and `recipes` call it.
+Without optax and `jaxml.train`, so that serving may use tasks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Array, Bool, Float, Key
@@ -32,20 +32,21 @@ class Term(NamedTuple):
 
 @runtime_checkable
 class Task(Protocol):
-    """A task is a value, bound once before `jit`. `model` is what `BoundModel.bind(params)` returns."""
+    """A task is a value, bound once before `jit`. `model` is what `BoundModel.bind(params)` returns.
+
+    `rows_interact`: the loss of one row depends on the other rows of its batch; accumulation is then refused.
+    """
+
+    rows_interact: ClassVar[bool]
 
     @property
     def spec(self) -> TaskSpec:
         """The task as data."""
         ...
 
-    @property
-    def rows_interact(self) -> bool:
-        """True where the loss of one row depends on the other rows of its batch; accumulation is then refused."""
-        ...
-
     def loss(self, model, batch: Batch, dropout_keys_B: Key[Array, " B"] | None) -> dict[str, Term]:
-        """The training terms over the batch given, the main one first under the name `loss`; dropout is on if keys are given."""
+        """The training terms over the batch given, the main one first under the name `loss`; dropout is on if keys are
+        given."""
         ...
 
     def evaluate(self, model, batch: Batch) -> tuple[dict[str, Array], dict[str, Array]]:
@@ -61,9 +62,12 @@ class Task(Protocol):
         ...
 
 
-def require_mask(batch: Batch, name: str) -> Bool[Array, "..."]:
-    """`batch[name]`, or DataError unless it is bool: a segment id or count must not act as a weight (maxtext 092c3e871)."""
+def require_mask(batch: Batch, name: str) -> Bool[Array, ...]:
+    """`batch[name]`, or DataError unless it is bool: a segment id or count must not act as a weight (maxtext
+    092c3e871)."""
     mask = batch[name]
     if mask.dtype != bool:
-        raise DataError(f"batch[{name!r}]", expected="dtype bool", got=str(mask.dtype), todo=f"compare it: {name} = ids > 0")
+        raise DataError(
+            f"batch[{name!r}]", expected="dtype bool", got=str(mask.dtype), todo=f"compare it: {name} = ids > 0"
+        )
     return mask

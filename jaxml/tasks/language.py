@@ -1,7 +1,7 @@
 """Next-token prediction: cross entropy in chunks that never hold all logits, z-loss, exact evaluation sums.
 
-Reads `tasks.contract` and `tasks.spec`; `tasks.build` makes it. Sums and logarithms run in the dtype of the logits, which
-the model gives in promote_types(compute, float32). z-loss: Chowdhery et al. 2022 (PaLM), section 5.
+Reads `tasks.contract` and `tasks.spec`; `tasks.build` makes it. Sums and logarithms run in the dtype of the logits,
+which the model gives in promote_types(compute, float32). z-loss: Chowdhery et al. 2022 (PaLM), section 5.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class LanguageModelingTask:
     rows_interact: ClassVar[bool] = False
 
     def loss(self, model, batch: Batch, dropout_keys_B: Key[Array, " B"] | None) -> dict[str, Term]:
-        """`loss`: cross entropy in nats a token. `z_loss` (if its coefficient is above 0): mean of logsumexp(logits)^2."""
+        """`loss`: cross entropy in nats a token. `z_loss` (if its coefficient is above 0): mean of
+        logsumexp(logits)^2."""
         nll_B, square_B, _ = self._row_sums(model, batch, dropout_keys_B)
         weight = _count(batch).astype(nll_B.dtype)
         terms = {"loss": Term(nll_B.sum(), weight, 1.0)}
@@ -43,7 +44,8 @@ class LanguageModelingTask:
         return {"nll": nll_B.sum(), "num_tokens": _count(batch)}, {}
 
     def summarize(self, sums: Mapping[str, Any], rows: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """`eval_loss` (nats a token), `perplexity` (infinite beyond e^700), `num_tokens`; without tokens only the last."""
+        """`eval_loss` (nats a token), `perplexity` (infinite beyond e^700), `num_tokens`; without tokens only the
+        last."""
         num_tokens = int(sums["num_tokens"])
         if num_tokens == 0:
             return {"num_tokens": 0}
@@ -58,7 +60,9 @@ class LanguageModelingTask:
     def _row_sums(self, model, batch: Batch, dropout_keys_B: Key[Array, " B"] | None):
         features_BTD, _ = model(batch["tokens"], batch["positions"], batch["segment_ids"], dropout_keys_B)
         mask_BT = require_mask(batch, "loss_mask")
-        nll_B, square_B = chunked_row_sums(model.logits, features_BTD, batch["targets"], mask_BT, self.logits_chunk_bytes)
+        nll_B, square_B = chunked_row_sums(
+            model.logits, features_BTD, batch["targets"], mask_BT, self.logits_chunk_bytes
+        )
         return nll_B, square_B, mask_BT.sum(axis=1, dtype=jnp.int32)
 
 
@@ -71,9 +75,9 @@ def chunked_row_sums(
 ) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
     """For each row the sums over unmasked tokens of the cross entropy and of logsumexp(logits)^2.
 
-    Once the logits of the batch would exceed `chunk_bytes`, `head` sees a run of tokens of every row at a time, in a scan
-    whose body is rematerialised, so neither the forward nor the backward pass holds more than one chunk. Chunks are cut
-    along T and not along B because rows are what the mesh splits: each chunk stays spread over all devices.
+    Once the logits of the batch would exceed `chunk_bytes`, `head` sees a run of tokens of every row at a time, in a
+    scan whose body is rematerialised, so neither the forward nor the backward pass holds more than one chunk. Chunks
+    are cut along T and not along B because rows are what the mesh splits: each chunk stays spread over all devices.
     """
     logits = jax.eval_shape(head, features_BTD)
     num_tokens = targets_BT.shape[1]
@@ -104,8 +108,8 @@ def _row_sums_of(
     logits_BTV: Float[Array, "B T V"], targets_BT: Int[Array, "B T"], mask_BT: Bool[Array, "B T"]
 ) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
     partition_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
-    # "clip": the target of a masked token may be any number; out of range it would read NaN, which `where` keeps out of the
-    # sum but not out of its gradient.
+    # "clip": the target of a masked token may be any number; out of range it would read NaN, which `where` keeps out of
+    # the sum but not out of its gradient.
     target_BT = jnp.take_along_axis(logits_BTV, targets_BT[..., None], axis=-1, mode="clip")[..., 0]
     nll_BT = jnp.where(mask_BT, partition_BT - target_BT, 0)
     square_BT = jnp.where(mask_BT, jnp.square(partition_BT), 0)

@@ -1,4 +1,5 @@
-"""What is learned, as data. Reads `config.spec`; `tasks.language` and `tasks.classification` are the functions. No jax."""
+"""What is learned, as data. Reads `config.spec`; `tasks.language` and `tasks.classification` are the functions. No
+jax."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ class LanguageModeling(Spec):
 
 @dataclass(frozen=True)
 class TextClassification(Spec):
-    """One label a record. `labels` are the names in class order; `class_weights` (empty: all 1) weigh the loss by true class.
+    """One label a record. `labels` are the names in class order; `class_weights` (empty: all 1) weigh the loss by true
+    class.
 
     `positive_label` names the class for which precision, recall and area under the curve are reported (two classes).
     """

@@ -20,7 +20,8 @@ from jaxml.train.state import widen
 
 
 class LossGradients(NamedTuple):
-    """`loss` = sum over terms of coefficient * sum / weight; `means`: sum / weight of each term; `gradients` of `loss`."""
+    """`loss` = sum over terms of coefficient * sum / weight; `means`: sum / weight of each term; `gradients` of
+    `loss`."""
 
     loss: Float[Array, ""]
     means: dict[str, Float[Array, ""]]
@@ -40,9 +41,9 @@ def loss_gradients(
     """The loss and gradient of the whole batch; with `accumulate` = A > 1 in a scan over A microbatches.
 
     Microbatch j holds rows j, A + j, 2A + j, ...: with rows split over devices every device then has its share of each
-    microbatch, and nothing moves. Every term is divided by its weight over the *global* batch inside each microbatch, so
-    the gradients of the microbatches add up to that of the batch, however ragged the masks (transformers 37766 and many
-    others). Gradients are pinned to the parameters' shardings, in promote_types(parameter dtype, float32).
+    microbatch, and nothing moves. Every term is divided by its weight over the *global* batch inside each microbatch,
+    so the gradients of the microbatches add up to that of the batch, however ragged the masks (transformers 37766 and
+    many others). Gradients are pinned to the parameters' shardings, in promote_types(parameter dtype, float32).
     """
 
     def terms_of(params: Any, rows: Batch) -> dict[str, Term]:

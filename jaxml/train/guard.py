@@ -23,15 +23,17 @@ from jaxml.train.step import Program
 
 # The median absolute deviation of a normal distribution is its standard deviation divided by this.
 MAD_TO_DEVIATION = 1.4826
-# Losses that hardly vary must not make every wobble a spike: the deviation is taken to be at least this share of the median.
+# Losses that hardly vary must not make every wobble a spike: the deviation is taken to be at least this share of the
+# median.
 SMALLEST_DEVIATION = 1e-3
 
 
 class SpikeDetector:
-    """Is a loss far above the recent ones? Deviations are robust: median and MAD over the last `spike_window` good losses.
+    """Is a loss far above the recent ones? Deviations are robust: median and MAD over the last `spike_window` good
+    losses.
 
-    It decides once the window is full. Losses that spike or are not finite stay out of the window, so one bad stretch does
-    not raise the bar for the next. Rebuild it after a resume from the losses logged so far, in order.
+    It decides once the window is full. Losses that spike or are not finite stay out of the window, so one bad stretch
+    does not raise the bar for the next. Rebuild it after a resume from the losses logged so far, in order.
 
     >>> detector = SpikeDetector(GuardSpec(spike_threshold=5.0, spike_window=8), past_losses=[2.0, 2.1] * 4)
     >>> detector.observe(2.2), detector.observe(9.0)
@@ -66,9 +68,9 @@ class Diagnosis:
     """What was not finite in a step.
 
     `leaf`: the first parameter, in the order of `trees.flatten`, whose gradient was not; "" when only the loss was.
-    `leaves`: how many there were. `term`: the first loss term that was not; "" when all were finite and only the gradient
-    was not. `rows`: the rows of the batch whose own loss, or else whose own gradient, is not finite; empty when no row alone
-    reproduces it. `records`: (source, record) of these rows.
+    `leaves`: how many there were. `term`: the first loss term that was not; "" when all were finite and only the
+    gradient was not. `rows`: the rows of the batch whose own loss, or else whose own gradient, is not finite; empty
+    when no row alone reproduces it. `records`: (source, record) of these rows.
     """
 
     leaf: str
@@ -84,13 +86,12 @@ class Diagnosis:
         return f"not finite: {leaf}; loss term: {self.term or 'none'}; from {names + more or 'no single record'}"
 
 
-def diagnose(
-    program: Program, params: Any, batch: Mapping[str, np.ndarray], metrics: Mapping[str, Any]
-) -> Diagnosis:
-    """What made the step of `batch` not finite, from its `metrics` and from `params` at hand (`StepEvent.suspect_params`).
+def diagnose(program: Program, params: Any, batch: Mapping[str, np.ndarray], metrics: Mapping[str, Any]) -> Diagnosis:
+    """What made the step of `batch` not finite, from its `metrics` and from `params` at hand
+    (`StepEvent.suspect_params`).
 
-    Compiles the task's `row_losses` on the first call that needs it, and a pass over single rows only if no row's loss but
-    some gradient is not finite. Dropout is off in both.
+    Compiles the task's `row_losses` on the first call that needs it, and a pass over single rows only if no row's loss
+    but some gradient is not finite. Dropout is off in both.
     """
     norms = dict(zip(trees.flatten(program.abstract_state["params"]), metrics["leaf_grad_norms"], strict=True))
     bad_leaves = [path for path, norm in norms.items() if not math.isfinite(norm)]

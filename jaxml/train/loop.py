@@ -41,12 +41,12 @@ class StepEvent:
 
     `step`: updates done, this one included, as in `state["step"]`; its batch was `source.batch(step - 1)`.
     `metrics`: Python numbers, and `leaf_grad_norms` as an array (see `train.step.train_step`).
-    `data_wait_s`: seconds that the loop waited for this batch. `step_s`: seconds that it spent on dispatching this step and
-    on waiting for its results. Summed over events, with the consumer's own time, they are the wall time.
+    `data_wait_s`: seconds that the loop waited for this batch. `step_s`: seconds that it spent on dispatching this step
+    and on waiting for its results. Summed over events, with the consumer's own time, they are the wall time.
     `state`: the state after `step`, where `holds(step)` says so and in the last event; else None, because the device is
     already at work on the next step. The next step donates it: it is valid until the loop goes on.
-    `suspect_params`: of a step that was not finite, the newest parameters at hand (that step left them as they were; one
-    later update may be in them), for `guard.diagnose`; valid as long as `state`.
+    `suspect_params`: of a step that was not finite, the newest parameters at hand (that step left them as they were;
+    one later update may be in them), for `guard.diagnose`; valid as long as `state`.
     """
 
     step: int
@@ -74,9 +74,9 @@ def run_steps(
 ) -> Iterator[StepEvent]:
     """Run updates number `first_step` to `last_step - 1`; `state` is donated to the first of them.
 
-    Between holds the next step is dispatched before the metrics of the one before are fetched, so the device does not wait
-    for the consumer. `should_stop` is polled between steps; then, as at the end, the last event carries the state. When it
-    says so before the first step there is no event and `state` stays valid.
+    Between holds the next step is dispatched before the metrics of the one before are fetched, so the device does not
+    wait for the consumer. `should_stop` is polled between steps; then, as at the end, the last event carries the state.
+    When it says so before the first step there is no event and `state` stays valid.
     """
     pending: _Dispatched | None = None
     for number in range(first_step, last_step):

@@ -1,7 +1,7 @@
 """A jitted function that is lowered exactly once; a second signature is an error that names the argument.
 
-Reads `errors` and `trees`; `train.step` wraps the train and eval steps with it. A silent second compile costs minutes and
-usually means a bug in the input (maxtext 33a1d710c: a batch without its sharding).
+Reads `errors` and `trees`; `train.step` wraps the train and eval steps with it. A silent second compile costs minutes
+and usually means a bug in the input (maxtext 33a1d710c: a batch without its sharding).
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ class LoweredOnce:
     def __init__(
         self, name: str, function: Any, carried: tuple[str, Any], place: Callable[[Batch], dict[str, Any]], mesh: Mesh
     ):
-        self.name, self.compiled, self.num_lowered = name, None, 0
+        self.name, self.num_lowered = name, 0
+        self.compiled: Any = None
         self.expected: tuple[Any, Any] = (carried[1], None)
         self.function, self._arguments, self._place, self._mesh = function, (carried[0], "batch"), place, mesh
 
     def compile(self, batch: Batch) -> float:
-        """Lower and compile for batches like this (arrays or ShapeDtypeStructs); returns the seconds it took, 0.0 when that
-        was done before. Raises RecompileError for another signature than before."""
+        """Lower and compile for batches like this (arrays or ShapeDtypeStructs); returns the seconds it took, 0.0 when
+        that was done before. Raises RecompileError for another signature than before."""
         if self.compiled is not None:
             self._refuse_if_different(self.expected[0], batch)
             return 0.0
@@ -54,7 +55,7 @@ class LoweredOnce:
         return time.perf_counter() - started
 
     def __call__(self, carried: Any, batch: Batch) -> Any:
-        if self.compiled is None:
+        if self.num_lowered == 0:
             self.compile(batch)
         try:
             return self.compiled(carried, self._place(batch))
@@ -75,7 +76,7 @@ class LoweredOnce:
                         f"{self.name}, argument {name}.{path}",
                         expected=_describe(old),
                         got=_describe(new),
-                        todo="give every step the same shapes, dtypes and shardings: pad the batch, or build a second program",
+                        todo="give every step the same shapes, dtypes and shardings, or build a second program",
                     )
         faults.raise_if_any()
 

@@ -3,8 +3,8 @@
 Reads `train.spec`; `train.state` initialises it, `train.step` applies it, `recipes.announce` shows the schedule.
 
 Parameters of the blocks are stacked, (L, ...). Elementwise rules do not care. Muon and Adafactor do: each layer is
-transformed by itself (`vmap` over the stack), and which leaf is a matrix is read from the logical axes, never from `ndim`
-(Optax's own choice takes (L, D) biases for matrices and (L, D, F) kernels for none).
+transformed by itself (`vmap` over the stack), and which leaf is a matrix is read from the logical axes, never from
+`ndim` (Optax's own choice takes (L, D) biases for matrices and (L, D, F) kernels for none).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def learning_rate(spec: OptimizerSpec, total_steps: int) -> Rate:
     With w = `warmup_steps` and N = `schedule.total_steps` or `total_steps`:
     rate(s) = peak (s + 1) / (w + 1) for s < w, so rate(w) is the peak and the first update is not lost;
     afterwards, with p from 0 at s = w to 1 at s = N - 1, peak times r + (1 - r) f(p), where r = `final_ratio` and f is
-    1 - p (linear), (1 + cos(pi p)) / 2 (cosine); `wsd` stays at the peak and falls linearly over its last `decay_steps`;
-    `constant` stays. Beyond N - 1 the rate keeps its last value.
+    1 - p (linear), (1 + cos(pi p)) / 2 (cosine); `wsd` stays at the peak and falls linearly over its last
+    `decay_steps`; `constant` stays. Beyond N - 1 the rate keeps its last value.
     """
     schedule, peak = spec.schedule, spec.learning_rate
     total = schedule.total_steps or total_steps
@@ -41,9 +41,10 @@ def learning_rate(spec: OptimizerSpec, total_steps: int) -> Rate:
 
     def rate(step):
         # NumPy for numbers that are not traced: showing a schedule must not dispatch to a device.
-        is_traced = isinstance(step, jax.Array)
-        xp = jnp if is_traced else np
-        step = step.astype(jnp.result_type(float)) if is_traced else step  # int32 / int would be float32 in float64 runs
+        xp = np
+        if isinstance(step, jax.Array):
+            # JAX divides an int32 in float32 even where floats are float64.
+            xp, step = jnp, step.astype(jnp.result_type(float))
         rising = (step + 1) / (warmup + 1)
         if schedule.kind == "constant":
             return peak * xp.where(step < warmup, rising, 1.0)
@@ -58,8 +59,9 @@ def learning_rate(spec: OptimizerSpec, total_steps: int) -> Rate:
 def build_optimizer(spec: OptimizerSpec, total_steps: int, logical_axes: Any) -> optax.GradientTransformationExtraArgs:
     """Rule, decoupled weight decay, learning rate: `update(gradients, opt_state, params, step=step)`.
 
-    `logical_axes`: the tree of axis names of the parameters, each leaf a tuple. The rate follows the `step` that is passed
-    and not a count of its own, so a skipped update does not shift the schedule. Clipping is the step's, which has the norm.
+    `logical_axes`: the tree of axis names of the parameters, each leaf a tuple. The rate follows the `step` that is
+    passed and not a count of its own, so a skipped update does not shift the schedule. Clipping is the step's, which
+    has the norm.
     """
     rule = spec.rule
     ratios = _map_axes(lambda axes: 1.0, logical_axes)
@@ -97,8 +99,8 @@ def _map_axes(function: Callable[[LogicalAxes], Any], logical_axes: Any) -> Any:
 
 
 def _descend(rate: Rate, ratios: Any) -> optax.GradientTransformationExtraArgs:
-    def update(updates, state, params=None, *, step, **extra):
-        rate_now = rate(step)
+    def update(updates, state, params=None, **extra):
+        rate_now = rate(extra["step"])
         return jax.tree.map(lambda u, ratio: (-ratio * rate_now * u).astype(u.dtype), updates, ratios), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
@@ -117,7 +119,7 @@ def _adafactor(rule: Adafactor, logical_axes: Any) -> optax.GradientTransformati
             ),
             optax.clip_by_block_rms(rule.clipping_threshold),
         )
-        state_axes = (optax.FactoredState(count=None, v_row=0, v_col=0, v=0), optax.EmptyState())
+        state_axes = (optax.FactoredState(None, v_row=0, v_col=0, v=0), optax.EmptyState())  # type: ignore[arg-type]
         return _each_layer(one_layer, state_axes) if name.startswith("stacked") else one_layer
 
     labels = _map_axes(label, logical_axes)
@@ -134,7 +136,7 @@ def _muon(rule: Muon, logical_axes: Any) -> optax.GradientTransformationExtraArg
         ),
         optax.stateless(lambda updates, params: jax.tree.map(_scale_to_shape, updates)),
     )
-    state_axes = (optax.contrib.MuonState(count=None, mu=0, ns_coeffs=None), optax.EmptyState())
+    state_axes = (optax.contrib.MuonState(None, mu=0, ns_coeffs=None), optax.EmptyState())  # type: ignore[arg-type]
     adam = optax.scale_by_adam(rule.adam_b1, rule.adam_b2, rule.adam_epsilon)
     labels = _map_axes(lambda axes: "muon" if is_block_matrix(axes) else "adam", logical_axes)
     return optax.partition({"adam": adam, "muon": _each_layer(one_layer, state_axes)}, labels)

@@ -1,4 +1,5 @@
-"""How a model is trained, as data. Reads `config.spec`; `train.optimizer`, `train.step` and `train.guard` read these. No jax."""
+"""How a model is trained, as data. Reads `config.spec`; `train.optimizer`, `train.step` and `train.guard` read these.
+No jax."""
 
 from __future__ import annotations
 
@@ -54,8 +55,8 @@ class Muon(Spec):
 class ScheduleSpec(Spec):
     """Learning rate over steps: linear warm-up to the peak, then `kind`, ending at `final_ratio` of the peak.
 
-    `decay_steps`: the length of the decay for `wsd` (0: a tenth of the run); the others decay from the end of the warm-up
-    to `total_steps` (0: the run's last step).
+    `decay_steps`: the length of the decay for `wsd` (0: a tenth of the run); the others decay from the end of the
+    warm-up to `total_steps` (0: the run's last step).
     """
 
     kind: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
@@ -98,9 +99,10 @@ class TrainSpec(Spec):
 class GuardSpec(Spec):
     """What to do about a step that went wrong.
 
-    `on_nonfinite`: stop, skip the update and go on, or rewind to the last good checkpoint and leave the step's records out.
-    `spike_threshold`: robust standard deviations (median and MAD over the last `spike_window` losses) above which a loss
-    is a spike that rewinds (0: off). After `max_rewinds` the run stops.
+    `on_nonfinite`: stop, skip the update and go on, or rewind to the last good checkpoint and leave the step's records
+    out.
+    `spike_threshold`: robust standard deviations (median and MAD over the last `spike_window` losses) above which a
+    loss is a spike that rewinds (0: off). After `max_rewinds` the run stops.
     """
 
     on_nonfinite: Literal["stop", "skip", "rewind"] = "stop"

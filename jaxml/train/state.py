@@ -1,7 +1,7 @@
 """The training state: what is in it, where each leaf lies, how it is born, and how many bytes it takes.
 
-Reads `devices.sharding`, `models.build`, `train.optimizer` and `trees`; `train.step` builds on it. A state is a plain dict:
-`step` (int32 scalar: updates tried so far), `params`, `opt_state`, and `ema` when the averaging is on.
+Reads `devices.sharding`, `models.build`, `train.optimizer` and `trees`; `train.step` builds on it. A state is a plain
+dict: `step` (int32 scalar: updates tried so far), `params`, `opt_state`, and `ema` when the averaging is on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def widen(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), tree)
 
 
-def init_state(bound: BoundModel, optimizer: optax.GradientTransformationExtraArgs, has_ema: bool, key: Key[Array, ""]) -> State:
+def init_state(
+    bound: BoundModel, optimizer: optax.GradientTransformationExtraArgs, has_ema: bool, key: Key[Array, ""]
+) -> State:
     """The state before the first update. Pure; run it under one `jit` with the shardings of `abstract_state`."""
     params = bound.init(key)
     state = {"step": jnp.zeros((), jnp.int32), "params": params, "opt_state": optimizer.init(widen(params))}
@@ -38,12 +40,13 @@ def abstract_state(
 ) -> tuple[State, list[str]]:
     """(the state as ShapeDtypeStructs with shardings, notes on leaves that an axis did not divide).
 
-    A moment or average lies as its parameter does; counts, and the factored statistics of Adafactor (one vector for each
-    side of a matrix), are replicated.
+    A moment or average lies as its parameter does; counts, and the factored statistics of Adafactor (one vector for
+    each side of a matrix), are replicated.
     """
     shapes = jax.eval_shape(lambda key: init_state(bound, optimizer, has_ema, key), jax.random.key(0))
     shardings, notes = tree_shardings(bound.logical_axes, bound.abstract_params, mesh)
-    # By key path and not by optax.tree_map_params: a masked or partitioned transform holds only part of the parameter tree.
+    # By key path and not by optax.tree_map_params: a masked or partitioned transform holds only part of the parameter
+    # tree.
     of_param = dict(jax.tree_util.tree_flatten_with_path(shardings)[0])
     shape_of = {path: leaf.shape for path, leaf in jax.tree_util.tree_flatten_with_path(shapes["params"])[0]}
     replicated = NamedSharding(mesh, PartitionSpec())

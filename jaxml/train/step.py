@@ -35,10 +35,11 @@ HostBatch: TypeAlias = Mapping[str, Any]
 
 
 class Program:
-    """One run's compiled functions. `train_step` and `eval_step` are lowered once each, ahead of time or at the first call.
+    """One run's compiled functions. `train_step` and `eval_step` are lowered once each, ahead of time or at the first
+    call.
 
-    `abstract_state` has ShapeDtypeStructs with shardings (what a checkpoint restores into); `notes` names parameters that
-    the mesh could not split.
+    `abstract_state` has ShapeDtypeStructs with shardings (what a checkpoint restores into); `notes` names parameters
+    that the mesh could not split.
     """
 
     def __init__(
@@ -62,7 +63,9 @@ class Program:
             return init_state(bound, optimizer, self.has_ema, key)
 
         def train(state: State, batch: Batch) -> tuple[State, Metrics]:
-            return train_step(state, batch, bound, task, optimizer, optimizer_spec, train_spec, mesh, self.state_shardings)
+            return train_step(
+                state, batch, bound, task, optimizer, optimizer_spec, train_spec, mesh, self.state_shardings
+            )
 
         def evaluate(params: Any, batch: Batch):
             return task.evaluate(bound.bind(params), batch)
@@ -71,7 +74,9 @@ class Program:
         jitted = jax.jit(train, donate_argnums=0, out_shardings=(self.state_shardings, replicated))
         self.train_step = LoweredOnce("train_step", jitted, ("state", self.abstract_state), self.put, mesh)
         jitted = jax.jit(evaluate, out_shardings=replicated)
-        self.eval_step = LoweredOnce("eval_step", jitted, ("params", self.eval_params(self.abstract_state)), self.put, mesh)
+        self.eval_step = LoweredOnce(
+            "eval_step", jitted, ("params", self.eval_params(self.abstract_state)), self.put, mesh
+        )
 
     def init(self, seed: int) -> State:
         """A fresh state, born sharded: no leaf ever exists whole on a device that keeps only a part of it."""
@@ -79,7 +84,8 @@ class Program:
             return self._start(keys.step_key(seed, 0, "init"))
 
     def compile(self, batch: HostBatch, eval_batch: HostBatch | None = None) -> float:
-        """Compile the train step (and the eval step) ahead of time for batches of these shapes; returns the seconds it took."""
+        """Compile the train step (and the eval step) ahead of time for batches of these shapes; returns the seconds it
+        took."""
         return self.train_step.compile(batch) + (0.0 if eval_batch is None else self.eval_step.compile(eval_batch))
 
     def put(self, batch: HostBatch) -> dict[str, Any]:
@@ -95,8 +101,8 @@ class Program:
         return state["ema"] if self.has_ema else state["params"]
 
     def memory_bytes(self) -> dict[str, int]:
-        """Predicted bytes on one device by kind: `params`, `opt_state`, `ema`; once the train step is compiled also `batch`
-        and `temporaries` (activations, gradients, buffers of the compiler), as the compiler planned them."""
+        """Predicted bytes on one device by kind: `params`, `opt_state`, `ema`; once the train step is compiled also
+        `batch` and `temporaries` (activations, gradients, buffers of the compiler), as the compiler planned them."""
         state = self.abstract_state
         sizes = {kind: bytes_per_device(state[kind]) for kind in ("params", "opt_state", "ema") if kind in state}
         if self.train_step.compiled is not None:
@@ -147,8 +153,8 @@ def train_step(
 ) -> tuple[State, Metrics]:
     """One update. Pure; everything but `state` and `batch` is bound before `jit`.
 
-    Metrics: `loss` (what is minimised), `loss/<term>` (the mean of each term, without its coefficient), `grad_norm` (before
-    clipping, over all leaves and devices), `leaf_grad_norms` [leaves in the order of trees.flatten(params)],
+    Metrics: `loss` (what is minimised), `loss/<term>` (the mean of each term, without its coefficient), `grad_norm`
+    (before clipping, over all leaves and devices), `leaf_grad_norms` [leaves in the order of trees.flatten(params)],
     `learning_rate`, `num_tokens` (not padding), `is_finite` (loss and gradient), `update_applied`.
     A step that is not finite leaves everything but `step` as it was.
     """
@@ -163,7 +169,7 @@ def train_step(
     is_finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     if optimizer_spec.clip_norm > 0:
         # The norm of the global gradient, so clipping does not depend on devices or microbatches (nanochat 061f83c).
-        shrink = jnp.minimum(1, optimizer_spec.clip_norm / jnp.maximum(norm, optimizer_spec.clip_norm))
+        shrink = optimizer_spec.clip_norm / jnp.maximum(norm, optimizer_spec.clip_norm)
         gradients = jax.tree.map(lambda leaf: leaf * shrink.astype(leaf.dtype), gradients)
     wide = widen(params)
     updates, opt_state = optimizer.update(gradients, state["opt_state"], wide, step=step)
@@ -173,7 +179,10 @@ def train_step(
     }
     if "ema" in state:
         updated["ema"] = average(state["ema"], widen(updated["params"]), optimizer_spec.ema_decay)
-    kept = {kind: jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), updated[kind], state[kind]) for kind in updated}
+    kept = {
+        kind: jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), updated[kind], state[kind])
+        for kind in updated
+    }
     metrics = {
         "loss": loss,
         **{f"loss/{name}": mean for name, mean in means.items()},

@@ -1,4 +1,8 @@
-"""A kill at every file operation of a save leaves the previous checkpoint, or the new one, whole and newest."""
+"""A kill at every file operation of a save leaves the previous checkpoint, or the new one, whole and newest.
+
+Python announces its file operations to audit hooks before it does them, in every thread; one that raises is not done.
+TensorStore's own writes, in C++, are not announced: random kills of a whole process are for `nox -s chaos`.
+"""
 
 from __future__ import annotations
 
@@ -80,6 +84,7 @@ def holds(directory: Path, step: int) -> bool:
         return trees.compare(parts_of(step), store.restore(step, abstract(parts_of(step)))) == []
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # Orbax's threads are killed too.
 def test_a_kill_at_every_file_operation_of_a_save_loses_nothing(fast_path: Path) -> None:
     save(fast_path / "before", 1)
     shutil.copytree(fast_path / "before", fast_path / "counted")

@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxml.checkpoint import manifest as manifest_module
@@ -28,6 +28,7 @@ def stored(manifest: Manifest) -> Any:
     return json.loads(json.dumps(manifest.to_json()))
 
 
+@settings(max_examples=40, deadline=None)
 @given(
     metrics=st.dictionaries(st.text(max_size=5), st.floats(allow_nan=False), max_size=3),
     experiment=st.dictionaries(st.text(max_size=5), JSON, max_size=3),

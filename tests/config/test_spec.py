@@ -363,12 +363,10 @@ def test_every_alias_opens():
 # Known not to hold yet
 
 
-@pytest.mark.xfail(strict=True, reason="an int in a float field is digested as written, and read back as a float")
 def test_equal_specs_have_equal_digests_also_when_a_float_was_given_as_an_int():
     assert digest(ScheduleSpec(final_ratio=0)) == digest(ScheduleSpec(final_ratio=0.0))
 
 
-@pytest.mark.xfail(strict=True, reason="the undecorated subclass inherits __dataclass_params__ of its base")
 def test_a_subclass_of_a_spec_that_is_not_a_frozen_dataclass_itself_is_refused(monkeypatch):
     class Undecorated(NormSpec):
         pass

@@ -7,7 +7,8 @@ import dataclasses
 import itertools
 import json
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from hypothesis import strategies as st
 from jaxml.config.spec import Spec
 from jaxml.data.prepare import prepare
 from jaxml.data.prepared import Prepared, open_prepared
+from jaxml.data.sources import Document
 from jaxml.data.spec import DataSpec, JsonlSource, TextSource
-from jaxml.data.tokenise import Progress, hash_text, is_held_out
+from jaxml.data.tokenise import BATCH_DOCUMENTS, Progress, hash_text, is_held_out, write_shards
 from jaxml.errors import ConfigError, DataError
 from jaxml.inputs.spec import BpeTokenizerSpec, ByteTokenizerSpec, CharTokenizerSpec, HuggingFaceTokenizerSpec
 from jaxml.inputs.tokenizers import ByteTokenizer, CharTokenizer, build_tokenizer
@@ -132,14 +134,13 @@ def test_after_a_kill_finished_shards_are_kept_and_not_tokenised_again(tmp_path:
 def test_a_kill_at_any_file_operation_loses_nothing(
     tmp_path: Path, write_lines: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write_lines("a.txt", [sentence(n) for n in range(30)])
+    path = write_lines("a.txt", [sentence(n) for n in range(1, 10)])
 
     def spec_in(name: str) -> DataSpec:
-        return lines_spec(path, tmp_path / name, shard_tokens=1000, tokenizer=CharTokenizerSpec())
+        return lines_spec(path, tmp_path / name, shard_tokens=150, tokenizer=CharTokenizerSpec())
 
     straight = prepare(spec_in("straight"))
     expected = {**contents(straight.directory), "dataset.json": b""}
-    assert len(straight.statistics) == 1
     assert len([name for name in expected if name.startswith("tokens-")]) == 2
     replace = os.replace
     left = 0
@@ -190,6 +191,25 @@ def test_other_data_is_not_written_over_unless_forced(tmp_path: Path, write_line
         open_prepared(spec)
 
 
+def test_a_damaged_record_is_written_over_only_when_forced(tmp_path: Path, write_lines: Write) -> None:
+    spec = lines_spec(write_lines("a.txt", [sentence(n) for n in range(50)]), tmp_path)
+    first = prepare(spec)
+    (first.directory / "dataset.json").write_text("{")
+    with pytest.raises(DataError, match="force"):
+        prepare(spec)
+    assert prepare(spec, force=True).fingerprint == first.fingerprint
+
+
+def test_nothing_of_larger_data_is_left_when_smaller_is_written_over_it(tmp_path: Path, write_lines: Write) -> None:
+    path = write_lines("a.txt", [sentence(n) for n in range(90)])
+    large = lines_spec(path, tmp_path, shard_tokens=500, tokenizer=CharTokenizerSpec())
+    prepare(large)
+    small = dataclasses.replace(large, shard_tokens=10_000, tokenizer=ByteTokenizerSpec())
+    over = contents(prepare(small, force=True).directory)
+    straight = contents(prepare(dataclasses.replace(small, prepared=str(tmp_path / "straight"))).directory)
+    assert {**over, "dataset.json": b""} == {**straight, "dataset.json": b""}
+
+
 def test_unfinished_other_data_is_not_written_over_either(tmp_path: Path, write_lines: Write) -> None:
     spec = lines_spec(write_lines("a.txt", [sentence(n) for n in range(90)]), tmp_path, shard_tokens=3000)
     interrupted(spec, 2)
@@ -201,9 +221,12 @@ def test_unfinished_other_data_is_not_written_over_either(tmp_path: Path, write_
 def test_a_directory_with_other_files_is_left_alone(tmp_path: Path, write_lines: Write) -> None:
     spec = lines_spec(write_lines("a.txt", [sentence(n) for n in range(50)]), tmp_path)
     (tmp_path / "prepared").mkdir()
-    (tmp_path / "prepared" / "thesis.tex").write_text("do not touch")
-    with pytest.raises(DataError, match=r"other files: thesis\.tex"):
-        prepare(spec)
+    (tmp_path / "prepared" / "tokenizer").mkdir()
+    (tmp_path / "prepared" / "tokens-mine.bin").write_text("do not touch")
+    for force in (False, True):
+        with pytest.raises(DataError, match=r"other files: tokenizer, tokens-mine\.bin"):
+            prepare(spec, force=force)
+    assert sorted(item.name for item in (tmp_path / "prepared").iterdir()) == ["tokenizer", "tokens-mine.bin"]
 
 
 def changed_fields(spec: DataSpec) -> list[DataSpec]:
@@ -264,6 +287,18 @@ def test_a_source_that_changed_is_stale_and_one_that_is_gone_is_noted(tmp_path: 
     assert any("cannot be reached" in note for note in open_prepared(spec).notes)
     with pytest.raises(DataError, match=r"sources\.0\.path"):
         open_prepared(dataclasses.replace(spec, sources=(TextSource(path + "x", "line"),)))
+
+
+def test_inputs_are_read_again_only_when_they_were_touched(
+    tmp_path: Path, write_lines: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_lines("a.txt", [sentence(n) for n in range(50)])
+    spec = lines_spec(path, tmp_path)
+    prepare(spec)
+    os.utime(path, (1, 1))
+    prepare(spec)
+    monkeypatch.setattr("hashlib.file_digest", lambda *_: pytest.fail("an input was read"))
+    assert open_prepared(spec).num_rows("train")
 
 
 def test_a_tokenizer_file_that_changed_is_stale(tmp_path: Path, write_lines: Write) -> None:
@@ -401,6 +436,32 @@ def test_an_unknown_character_names_the_document(
     path = write_lines("a.txt", ["ab", "ba", "abé"])
     with pytest.raises(DataError, match=r"a\.txt, line 3: character 'é' \(U\+00E9\)"):
         prepare(lines_spec(path, tmp_path, tokenizer=CharTokenizerSpec()))
+
+
+def test_documents_are_read_only_a_batch_ahead_of_their_tokens(
+    tmp_path: Path, write_lines: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules[write_shards.__module__]
+    read, encode = module.read_documents, ByteTokenizer.encode_many
+    num_read = num_encoded = ahead = 0
+
+    def counting_read(*arguments: Any) -> Iterator[Document]:
+        nonlocal num_read
+        for document in read(*arguments):
+            num_read += 1
+            yield document
+
+    def counting_encode(self: ByteTokenizer, texts: list[str]) -> list[np.ndarray]:
+        nonlocal num_encoded, ahead
+        ahead = max(ahead, num_read - num_encoded)
+        num_encoded += len(texts)
+        return encode(self, texts)
+
+    monkeypatch.setattr(module, "read_documents", counting_read)
+    monkeypatch.setattr(ByteTokenizer, "encode_many", counting_encode)
+    prepare(lines_spec(write_lines("a.txt", [sentence(n) for n in range(900)]), tmp_path))
+    assert num_encoded == 900
+    assert ahead <= BATCH_DOCUMENTS + 2  # two are read to see whether the source has one document only
 
 
 def test_sources_in_memory_prepare_like_files(tmp_path: Path, write_lines: Write) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -174,3 +175,10 @@ def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for source in (ParquetSource(f"{tmp_path}/f"), ArrayRecordSource(f"{tmp_path}/f")):
         with pytest.raises(MissingExtraError, match=r"jaxml\[data\]"):
             texts(source)
+
+
+def test_the_sms_spam_collection_has_its_published_counts() -> None:
+    path = Path(__file__).resolve().parents[2] / "experiments" / "data" / "sms-spam" / "SMSSpamCollection.tsv"
+    found = read(TableSource(str(path), label="label", columns=("label", "text")))
+    assert Counter(document.label for document in found) == {"ham": 4827, "spam": 747}
+    assert found[0].text.startswith("Go until jurong point, crazy..")

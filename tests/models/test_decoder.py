@@ -122,7 +122,7 @@ def test_padding_is_zero_and_touches_neither_features_nor_gradients(name):
 def dropping(layers: str) -> Any:
     """Features of chosen rows of the shared batch, with dropout 0.5 drawn from the keys given."""
     with jax.enable_x64(True):
-        spec = tiny.decoder(*tiny.SPECS["llama"].blocks, dropout=0.5)
+        spec = tiny.decoder(*tiny.SPECS["llama"].blocks, tiny.PLAIN, num_layers=4, dropout=0.5)
         model = tiny.bind(spec, "float64", layers=layers)
         params = tiny.lively_params(model)
 
@@ -142,7 +142,6 @@ def test_dropout_follows_the_row_and_neither_its_place_nor_the_batch_split_nor_t
         assert_close(dropping("unrolled")(some, keys[some]), whole[some])
         assert_close(dropping("scanned")(np.arange(4), keys), whole)
         assert not np.allclose(dropping("unrolled")(np.arange(4), tiny.dropout_keys(4, step=1)), whole)
-    assert not np.allclose(run("llama")[0], whole)
 
 
 def test_bfloat16_compute_keeps_norms_softmax_and_logits_in_float32():

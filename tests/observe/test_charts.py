@@ -6,7 +6,7 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jaxml.observe import charts
@@ -70,6 +70,7 @@ def test_positive_values_of_any_range_lie_inside_the_axes(values):
     assert ("log scale" in svg) == (max(values) / min(values) > charts.LOG_SCALE_ABOVE)
 
 
+@example(0.0, 5e-324)
 @given(numbers, numbers)
 def test_ticks_are_few_rising_and_enclose_the_range(a, b):
     low, high = min(a, b), max(a, b)

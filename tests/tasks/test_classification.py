@@ -72,7 +72,10 @@ def test_sums_of_batches_of_a_prime_number_of_rows_are_exact():
     evaluate = jax.jit(lambda p, b: task.evaluate(LogitModel(p), b))
     sums, rows = None, []
     for first in range(0, 24, 8):
-        part = {n: np.pad(c[first : first + 8], ((0, max(0, first + 8 - 23)),) + ((0, 0),) * (c.ndim - 1)) for n, c in batch.items()}
+        part = {
+            n: np.pad(c[first : first + 8], ((0, max(0, first + 8 - 23)),) + ((0, 0),) * (c.ndim - 1))
+            for n, c in batch.items()
+        }
         part_sums, part_rows = jax.device_get(evaluate(logits, part))
         sums = part_sums if sums is None else jax.tree.map(np.add, sums, part_sums)
         rows.append(part_rows)
@@ -88,7 +91,9 @@ def test_sums_of_batches_of_a_prime_number_of_rows_are_exact():
     assert np.allclose(outputs["log_probs"][outputs["is_valid"]], log_probs, rtol=1e-12)
     metrics = task.summarize(sums, outputs)
     weights = np.array(WEIGHTS)[labels]
-    assert metrics["eval_loss"] == pytest.approx((weights * -log_probs[np.arange(len(labels)), labels]).sum() / weights.sum())
+    assert metrics["eval_loss"] == pytest.approx(
+        (weights * -log_probs[np.arange(len(labels)), labels]).sum() / weights.sum()
+    )
     assert metrics["accuracy"] == (labels == predicted).mean()
     assert metrics["num_rows"] == valid.sum()
     assert metrics["precision"] == (labels[predicted == 1] == 1).mean()
@@ -101,7 +106,13 @@ def test_sums_of_batches_of_a_prime_number_of_rows_are_exact():
 def test_an_undefined_metric_is_left_out():
     task = task_of(positive_label="b")
     confusion = np.array([[4, 0, 0], [0, 0, 0], [0, 0, 0]])
-    sums = {"nll": np.float32(2), "weight": np.float32(4), "correct": np.int32(4), "num_rows": np.int32(4), "confusion": confusion}
+    sums = {
+        "nll": np.float32(2),
+        "weight": np.float32(4),
+        "correct": np.int32(4),
+        "num_rows": np.int32(4),
+        "confusion": confusion,
+    }
     rows = {"log_probs": np.full((4, 3), -1.1), "label": np.zeros(4, int), "is_valid": np.ones(4, bool)}
     assert task.summarize(sums, rows) == {"num_rows": 4, "eval_loss": 0.5, "accuracy": 1.0}
     nothing = {name: np.zeros_like(value) for name, value in sums.items()}

@@ -134,7 +134,8 @@ def test_in_chunks_no_buffer_of_the_full_logits_exists_forward_or_backward():
 
 
 def test_a_weight_depends_on_the_batch_only():
-    """Parameters of NaN leave every weight as it was; that is what lets the step take weights before the forward pass."""
+    """Parameters of NaN leave every weight as it was; that is what lets the step take weights before the forward
+    pass."""
     params, batch = draw()
     broken = {name: jnp.full(leaf.shape, jnp.nan, jnp.float32) for name, leaf in params.items()}
     terms = jax.jit(lambda params, batch: task_of().loss(TableModel(params), batch, None))(broken, on_device(batch))

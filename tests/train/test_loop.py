@@ -34,7 +34,10 @@ class FakeProgram:
     def train_step(self, state: dict, batch: dict) -> tuple[dict, dict]:
         step = state["step"] + 1
         self.log.append(f"dispatch {step}")
-        metrics = {"loss": Metric(self.log, f"fetch {step}", float(batch["tokens"])), "is_finite": np.asarray(step != self.broken)}
+        metrics = {
+            "loss": Metric(self.log, f"fetch {step}", float(batch["tokens"])),
+            "is_finite": np.asarray(step != self.broken),
+        }
         return {"step": step, "params": f"params after {step}"}, metrics
 
 

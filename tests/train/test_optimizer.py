@@ -55,7 +55,10 @@ def unstack(tree: dict, is_axes: bool = False) -> dict:
     """The same model as a list of layers, without a stack anywhere; axes lose `layers` but stay inside blocks."""
     take = (lambda leaf, _: leaf[1:]) if is_axes else (lambda leaf, layer: leaf[layer])
     is_leaf = lambda node: isinstance(node, tuple)  # noqa: E731
-    layers = {str(i): jax.tree.map(lambda leaf, i=i: take(leaf, i), tree["blocks"]["0"], is_leaf=is_leaf) for i in range(LAYERS)}
+    layers = {
+        str(i): jax.tree.map(lambda leaf, i=i: take(leaf, i), tree["blocks"]["0"], is_leaf=is_leaf)
+        for i in range(LAYERS)
+    }
     return {**tree, "blocks": layers}
 
 
@@ -78,7 +81,9 @@ def test_adafactor_on_a_stack_equals_each_layer_by_itself(rule):
     spec = dataclasses.replace(SPEC, rule=rule)
     gradients = [draw(1), draw(2)]
     stacked = run(build_optimizer(spec, 10, AXES), draw(0), gradients)
-    listed = run(build_optimizer(spec, 10, unstack(AXES, is_axes=True)), unstack(draw(0)), [unstack(g) for g in gradients])
+    listed = run(
+        build_optimizer(spec, 10, unstack(AXES, is_axes=True)), unstack(draw(0)), [unstack(g) for g in gradients]
+    )
     assert_close(unstack(stacked), listed)
 
 
@@ -106,11 +111,17 @@ def test_muon_on_a_stack_equals_optax_muon_on_each_layer():
 
 @pytest.mark.usefixtures("float64")
 def test_muon_gives_all_but_block_matrices_to_adam_at_its_own_rate():
-    muon = run(build_optimizer(dataclasses.replace(SPEC, rule=Muon(adam_learning_rate_ratio=0.25)), 10, AXES), draw(0), [draw(1)])
+    muon = run(
+        build_optimizer(dataclasses.replace(SPEC, rule=Muon(adam_learning_rate_ratio=0.25)), 10, AXES),
+        draw(0),
+        [draw(1)],
+    )
     adam = run(build_optimizer(dataclasses.replace(SPEC, learning_rate=0.025), 10, AXES), draw(0), [draw(1)])
     for path in ("embed.table", "final_norm.scale", "blocks.0.up.bias", "blocks.0.norm.scale"):
         assert np.allclose(trees.flatten(muon)[path], trees.flatten(adam)[path], rtol=1e-12)
-    assert not np.allclose(trees.flatten(muon)["blocks.0.up.kernel"], trees.flatten(adam)["blocks.0.up.kernel"], rtol=1e-3)
+    assert not np.allclose(
+        trees.flatten(muon)["blocks.0.up.kernel"], trees.flatten(adam)["blocks.0.up.kernel"], rtol=1e-3
+    )
 
 
 @pytest.mark.usefixtures("float64")
@@ -209,7 +220,9 @@ def test_constant_stays_at_the_peak_after_its_warmup():
     total=st.integers(0, 50),
     steps=st.integers(1, 80),
 )
-def test_a_schedule_rises_to_its_peak_then_never_rises_and_keeps_its_last_rate(kind, warmup, decay, final, total, steps):
+def test_a_schedule_rises_to_its_peak_then_never_rises_and_keeps_its_last_rate(
+    kind, warmup, decay, final, total, steps
+):
     spec = OptimizerSpec(learning_rate=0.5, schedule=ScheduleSpec(kind, warmup, final, decay, total))
     rate = learning_rate(spec, steps)
     rates = np.asarray(rate(np.arange(120)))

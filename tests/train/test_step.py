@@ -38,8 +38,8 @@ def after_one_step(accumulate: int, data: int, fsdp: int, task: Any) -> tuple[di
 
 @pytest.mark.parametrize(("accumulate", "data", "fsdp"), SPLITS)
 def test_any_accumulation_and_mesh_gives_the_step_of_the_full_batch_on_one_device(accumulate, data, fsdp):
-    """With packed segments, ragged masks, dropout, two loss terms and clipping. On fsdp=3 neither the vocabulary of 11 nor
-    the width of 8 divides (torchtitan 1136)."""
+    """With packed segments, ragged masks, dropout, two loss terms and clipping. On fsdp=3 neither the vocabulary of 11
+    nor the width of 8 divides (torchtitan 1136)."""
     state, metrics = after_one_step(accumulate, data, fsdp, LANGUAGE)
     expected_state, expected_metrics = after_one_step(1, 1, 1, LANGUAGE)
     assert_close(state, expected_state)
@@ -86,8 +86,10 @@ def test_the_gradient_is_that_of_the_loss():
     rng = np.random.default_rng(1)
     direction = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape), params)
     step = 1e-5
-    ahead, behind = (value(jax.tree.map(lambda p, d: p + sign * step * d, params, direction))[0] for sign in (1, -1))
-    slope = sum(float(jnp.vdot(g, d)) for g, d in zip(jax.tree.leaves(gradients), jax.tree.leaves(direction), strict=True))
+    ahead, behind = (value(jax.tree.map(lambda p, d, h=h: p + h * d, params, direction))[0] for h in (step, -step))
+    slope = sum(
+        float(jnp.vdot(g, d)) for g, d in zip(jax.tree.leaves(gradients), jax.tree.leaves(direction), strict=True)
+    )
     assert float(ahead - behind) / (2 * step) == pytest.approx(slope, rel=1e-6)
 
 
@@ -162,7 +164,9 @@ def test_a_step_that_is_not_finite_changes_nothing_but_the_step():
 def test_a_batch_without_a_counted_token_has_no_loss_and_no_gradient():
     program = tiny.program()
     batch = tiny.language_batch()
-    metrics = to_host(program.train_step(tiny.state_of(program), batch | {"loss_mask": np.zeros_like(batch["loss_mask"])})[1])
+    metrics = to_host(
+        program.train_step(tiny.state_of(program), batch | {"loss_mask": np.zeros_like(batch["loss_mask"])})[1]
+    )
     assert metrics["loss"] == 0
     assert metrics["grad_norm"] == 0
     assert metrics["is_finite"]
@@ -249,7 +253,9 @@ def test_the_initial_state_is_the_same_on_one_device_and_born_sharded():
     assert trees.compare(state["params"], state["ema"]) == []
 
 
-@pytest.mark.parametrize("rule", [AdamW(), Lion(), Adafactor(min_dim_to_factor=4), Muon()], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize(
+    "rule", [AdamW(), Lion(), Adafactor(min_dim_to_factor=4), Muon()], ids=lambda rule: type(rule).__name__
+)
 @pytest.mark.parametrize("params_dtype", ["float32", "bfloat16"])
 def test_a_state_keeps_its_dtypes_and_its_moments_lie_as_their_parameters(rule, params_dtype):
     """Moments of bfloat16 parameters are float32; a moment of another dtype after a step would lower it again."""
