@@ -158,8 +158,14 @@ def _attend_pallas(
         mask = splash_attention_mask.CausalMask(shape) if seen.is_causal else splash_attention_mask.FullMask(shape)
     block = math.gcd(num_tokens, 4 * PALLAS_BLOCK)
     sizes = splash_attention_kernel.BlockSizes(
-        **dict.fromkeys(("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv"), block),
-        **dict.fromkeys(("block_kv_dkv_compute", "block_q_dq", "block_kv_dq"), block),
+        block_q=block,
+        block_kv=block,
+        block_kv_compute=block,
+        block_q_dkv=block,
+        block_kv_dkv=block,
+        block_kv_dkv_compute=block,
+        block_q_dq=block,
+        block_kv_dq=block,
     )
     kernel = splash_attention_kernel.make_splash_mha(
         splash_attention_mask.MultiHeadMask([mask] * num_heads),
@@ -172,7 +178,7 @@ def _attend_pallas(
 
     def rows(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, ids_BT: Array) -> Array:
         segments = splash_attention_kernel.SegmentIds(q=ids_BT, kv=ids_BT)
-        return jax.vmap(kernel)(q_BNTH, k_BKTH, v_BKTH, segments)
+        return jax.vmap(kernel)(q_BNTH, k_BKTH, v_BKTH, segments)  # type: ignore[return-value]
 
     if has_batch_axes(jax.sharding.get_abstract_mesh().axis_names):
         # The compiler cannot split a kernel by itself: each device takes its own rows.

@@ -30,7 +30,7 @@ def dtypes(spec: PrecisionSpec) -> Policy:
     >>> dtypes(PrecisionSpec(compute="bfloat16")).accumulate
     dtype('float32')
     """
-    if "float64" in (spec.params, spec.compute) and not jax.config.jax_enable_x64:
+    if "float64" in (spec.params, spec.compute) and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         raise ConfigError(
             "precision",
             expected="float32 or bfloat16, or jax_enable_x64 switched on",
