@@ -20,11 +20,11 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxml.devices.sharding import BATCH_AXES, has_batch_axes
 from jaxml.errors import ConfigError
 from jaxml.keys import named_key
+from jaxml.models.attention_blocks import Shape, attend_blocks
 from jaxml.models.norm import Norm
 from jaxml.models.parameters import INIT_SCALE, Linear, Stack
 from jaxml.models.rope import Rotation, rotate
 from jaxml.models.spec import AttentionSpec
-from jaxml.numerics.precision import accumulate_dtype
 
 Form = Literal["xla", "cudnn", "pallas"]
 Choice = Literal["auto", "xla", "cudnn", "pallas"]
@@ -32,25 +32,23 @@ PALLAS_BLOCK = 128  # splash attention cuts the tokens into blocks of a multiple
 
 
 class Visible(NamedTuple):
-    """Which keys a query sees. A query of segment s sees the keys of segment s; padding (0) sees padding, so that no
-    softmax is empty. `mask_BTS` says the same as the other three fields."""
+    """Which keys a query sees: of its segment, not later (causal), nearer than `window` tokens. A query of segment s sees
+    the keys of segment s; padding (0) sees padding, so that no softmax is empty."""
 
     segment_ids_BT: Int[Array, "B T"]
     is_causal: bool
     window: int | None
-    mask_BTS: Bool[Array, "B T T"]
 
-
-def visible(segment_ids_BT: Int[Array, "B T"], is_causal: bool, window: int | None) -> Visible:
-    """The keys that each query sees: within its segment, not later (causal), nearer than `window` tokens."""
-    num_tokens = segment_ids_BT.shape[1]
-    distance_TS = jnp.arange(num_tokens)[:, None] - jnp.arange(num_tokens)[None, :]
-    mask_BTS = segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :]
-    if is_causal:
-        mask_BTS &= distance_TS >= 0
-    if window is not None:
-        mask_BTS &= jnp.abs(distance_TS) < window
-    return Visible(segment_ids_BT, is_causal, window, mask_BTS)
+    def mask_BTS(self) -> Bool[Array, "B T T"]:  # noqa: N802 - the letters are the shape
+        """The same as one array."""
+        num_tokens = self.segment_ids_BT.shape[1]
+        distance_TS = jnp.arange(num_tokens)[:, None] - jnp.arange(num_tokens)[None, :]
+        mask_BTS = self.segment_ids_BT[:, :, None] == self.segment_ids_BT[:, None, :]
+        if self.is_causal:
+            mask_BTS &= distance_TS >= 0
+        if self.window is not None:
+            mask_BTS &= jnp.abs(distance_TS) < self.window
+        return mask_BTS
 
 
 def refusal(form: Form, *, backend: str, dtype: str, head_width: int, has_softcap: bool, num_tokens: int) -> str | None:
@@ -106,17 +104,20 @@ def attend(
     *,
     form: Form,
     logit_softcap: float | None = None,
+    block: int | None = None,
 ) -> Float[Array, "B T N H"]:
     """softmax(q k^T / sqrt(H), over the visible keys) v, each group of N/K query heads sharing a key/value head.
 
     Vaswani et al. 2017 (arXiv:1706.03762); grouped queries: Ainslie et al. 2023 (arXiv:2305.13245); soft-cap
     cap * tanh(scores / cap): Gemma 2 (arXiv:2408.00118). Scores and softmax are in promote_types(dtype, float32).
+    `block`: queries that the XLA form takes at a time (None: all).
     """
     match form:
         case "xla":
-            return _attend_xla(q_BTNH, k_BTKH, v_BTKH, seen, logit_softcap)
+            shape = Shape(seen.is_causal, seen.window, logit_softcap, block or q_BTNH.shape[1])
+            return attend_blocks(q_BTNH, k_BTKH, v_BTKH, seen.segment_ids_BT, shape)
         case "cudnn":
-            mask_B1TS = seen.mask_BTS[:, None]
+            mask_B1TS = seen.mask_BTS()[:, None]
             return jax.nn.dot_product_attention(
                 q_BTNH, k_BTKH, v_BTKH, mask=mask_B1TS, is_causal=seen.is_causal, implementation="cudnn"
             )
@@ -124,18 +125,10 @@ def attend(
             return _attend_pallas(q_BTNH, k_BTKH, v_BTKH, seen, logit_softcap)
 
 
-def _attend_xla(q_BTNH: Array, k_BTKH: Array, v_BTKH: Array, seen: Visible, logit_softcap: float | None) -> Array:
-    batch, num_tokens, num_heads, head_width = q_BTNH.shape
-    num_kv_heads = k_BTKH.shape[2]
-    wide = accumulate_dtype(q_BTNH.dtype)
-    q_BTKGH = (q_BTNH / math.sqrt(head_width)).reshape(batch, num_tokens, num_kv_heads, -1, head_width)
-    scores_BKGTS = jnp.einsum("BTKGH,BSKH->BKGTS", q_BTKGH, k_BTKH, preferred_element_type=wide)
-    if logit_softcap is not None:
-        scores_BKGTS = softcap(scores_BKGTS, logit_softcap)
-    scores_BKGTS = jnp.where(seen.mask_BTS[:, None, None], scores_BKGTS, jnp.finfo(wide).min)
-    weights_BKGTS = jax.nn.softmax(scores_BKGTS, axis=-1).astype(v_BTKH.dtype)
-    mixed_BTKGH = jnp.einsum("BKGTS,BSKH->BTKGH", weights_BKGTS, v_BTKH)
-    return mixed_BTKGH.reshape(batch, num_tokens, num_heads, head_width)
+def query_block(num_tokens: int, backend: str) -> int:
+    """Queries that the XLA form takes at a time: all, but on a CPU 64 (or a sixteenth of a long row), which skips the keys
+    that a causal block cannot see and keeps its scores in the cache. Below 128 tokens the products would be too small."""
+    return num_tokens if backend != "cpu" or num_tokens < 128 else max(64, -(-num_tokens // 16))
 
 
 def softcap(x: Float[Array, "*shape"], cap: float) -> Float[Array, "*shape"]:
@@ -244,5 +237,6 @@ class Attention(nnx.Module):
             has_softcap=spec.logit_softcap is not None,
             num_tokens=num_tokens,
         )
-        mixed_BTNH = attend(q_BTNH, k_BTKH, v_BTKH, seen, form=form, logit_softcap=spec.logit_softcap)
+        block, cap = query_block(num_tokens, backend), spec.logit_softcap
+        mixed_BTNH = attend(q_BTNH, k_BTKH, v_BTKH, seen, form=form, logit_softcap=cap, block=block)
         return self.output(mixed_BTNH.reshape(batch, num_tokens, -1))

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, Key
 from jaxml.devices.sharding import constrain_batch
 from jaxml.errors import ConfigError
 from jaxml.keys import named_key
-from jaxml.models.attention import Attention, Visible, softcap, visible
+from jaxml.models.attention import Attention, Visible, softcap
 from jaxml.models.dropout import drop
 from jaxml.models.mlp import Mlp
 from jaxml.models.norm import Norm
@@ -132,7 +132,7 @@ class Decoder(nnx.Module):
         turns: Turns = {}
         for attention in (block.attention for block in spec.blocks):
             if attention.window not in views:
-                views[attention.window] = visible(segment_ids_BT, spec.is_causal, attention.window)
+                views[attention.window] = Visible(segment_ids_BT, spec.is_causal, attention.window)
             if attention.rope is not None:
                 turns[attention.rope, attention.head_width] = rotation(
                     positions_BT, attention.head_width, attention.rope, accumulate_dtype(x_BTD.dtype)

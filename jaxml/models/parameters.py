@@ -40,6 +40,29 @@ class Stack:
         self.axes: tuple[str | None, ...] = () if depth is None else ("layers",)
 
 
+@jax.custom_vjp
+def dense(x: Float[Array, "... I"], kernel_IO: Float[Array, "I O"]) -> Float[Array, "... O"]:
+    """x W, as one product of two matrices: XLA's CPU compiler is slower with more dimensions."""
+    return (x.reshape(-1, x.shape[-1]) @ kernel_IO).reshape(*x.shape[:-1], -1)
+
+
+def _dense_backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
+    x, kernel_IO = saved
+    rows, grad_rows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
+    grad_kernel = jax.lax.platform_dependent(
+        rows,
+        grad_rows,
+        # The barrier makes the transpose an array of its own: XLA's CPU compiler sends a product with a transposed left
+        # side to a slower library.
+        cpu=lambda rows, grad_rows: jax.lax.optimization_barrier(rows.T) @ grad_rows,
+        default=lambda rows, grad_rows: rows.T @ grad_rows,
+    )
+    return (grad_rows @ kernel_IO.T).reshape(x.shape), grad_kernel
+
+
+dense.defvjp(lambda x, kernel_IO: (dense(x, kernel_IO), (x, kernel_IO)), _dense_backward)
+
+
 class Linear(nnx.Module):
     """y = x W (+ b), W stored as (in, out); one layer of the stack once sliced."""
 
@@ -60,5 +83,5 @@ class Linear(nnx.Module):
         self.bias = constant(0.0, (*stack.shape, num_out), (*stack.axes, axes[1]), dtype) if has_bias else None
 
     def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
-        y = x @ self.kernel[...]
+        y = dense(x, self.kernel[...])
         return y if self.bias is None else y + self.bias[...]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxml.errors import ConfigError
-from jaxml.models.attention import _attend_pallas, attend, choose, visible
+from jaxml.models.attention import Visible, _attend_pallas, attend, choose
 
 GPU = {"backend": "gpu", "dtype": "bfloat16", "head_width": 64, "has_softcap": False, "num_tokens": 256}
 TPU = {**GPU, "backend": "tpu"}
@@ -61,7 +61,7 @@ def random_heads(num_tokens: int, *num_heads: int, width: int = 8, batch: int = 
 
 def test_grouped_queries_equal_repeated_keys_and_values():
     q, k, v = random_heads(8, 4, 2, 2)
-    seen = visible(jnp.ones((2, 8), jnp.int32), is_causal=True, window=None)
+    seen = Visible(jnp.ones((2, 8), jnp.int32), is_causal=True, window=None)
     grouped = attend(q, k, v, seen, form="xla")
     repeated = attend(q, jnp.repeat(k, 2, axis=2), jnp.repeat(v, 2, axis=2), seen, form="xla")
     np.testing.assert_allclose(grouped, repeated, rtol=0, atol=1e-6)
@@ -70,14 +70,14 @@ def test_grouped_queries_equal_repeated_keys_and_values():
 def test_a_window_as_long_as_the_row_changes_nothing_and_a_window_of_one_returns_the_value():
     q, k, v = random_heads(8, 2, 2, 2)
     ids = jnp.ones((2, 8), jnp.int32)
-    whole = attend(q, k, v, visible(ids, True, None), form="xla")
-    np.testing.assert_array_equal(attend(q, k, v, visible(ids, True, 8), form="xla"), whole)
-    np.testing.assert_allclose(attend(q, k, v, visible(ids, False, 1), form="xla"), v, rtol=0, atol=1e-6)
+    whole = attend(q, k, v, Visible(ids, True, None), form="xla")
+    np.testing.assert_array_equal(attend(q, k, v, Visible(ids, True, 8), form="xla"), whole)
+    np.testing.assert_allclose(attend(q, k, v, Visible(ids, False, 1), form="xla"), v, rtol=0, atol=1e-6)
 
 
 def test_a_wide_softcap_changes_little_and_a_narrow_one_averages():
     q, k, v = random_heads(8, 2, 2, 2)
-    seen = visible(jnp.ones((2, 8), jnp.int32), False, None)
+    seen = Visible(jnp.ones((2, 8), jnp.int32), False, None)
     plain = attend(q, k, v, seen, form="xla")
     np.testing.assert_allclose(attend(q, k, v, seen, form="xla", logit_softcap=1e4), plain, rtol=0, atol=1e-5)
     flat = attend(q, k, v, seen, form="xla", logit_softcap=1e-6)
@@ -88,7 +88,7 @@ def test_a_wide_softcap_changes_little_and_a_narrow_one_averages():
 def test_the_pallas_form_interpreted_equals_the_xla_form(is_causal, window, cap):
     q, k, v = random_heads(128, 2, 1, 1, batch=1)
     ids = jnp.asarray([[1] * 50 + [2] * 60 + [0] * 18], jnp.int32)
-    seen = visible(ids, is_causal, window)
+    seen = Visible(ids, is_causal, window)
     expected = attend(q, k, v, seen, form="xla", logit_softcap=cap)
     got = _attend_pallas(q, k, v, seen, cap, interpret=True)
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
