@@ -24,7 +24,7 @@ from jaxml.cli.experiment_file import load_experiment
 from jaxml.cli.main import main as jaxml_main
 from jaxml.data.spec import DataSpec, TableSource
 from jaxml.errors import JaxmlError, require_extra
-from jaxml.inputs.spec import BpeTokenizerSpec, ByteTokenizerSpec
+from jaxml.inputs.spec import BpeTokenizerSpec
 from jaxml.models.spec import AttentionSpec, BlockSpec, ClassifierSpec, DecoderSpec, MlpSpec, NormSpec, RopeSpec
 from jaxml.recipes.experiment import Experiment
 from jaxml.tasks.ranking import log_odds
@@ -47,17 +47,21 @@ Metric = Callable[[Scores, Flags], float]
 
 
 def config() -> Experiment:
-    """Three bidirectional layers over bytes, mean pooling, twelve epochs of seven tenths of the messages."""
-    context = 160
+    """One bidirectional layer over a byte-level BPE, mean pooling, strong dropout, an EMA; three epochs.
+
+    The split is by hash of the text: equal messages are on one side. Three tenths are held out, so that one false
+    alarm in a thousand is one of the ham messages there, and not none.
+    """
+    context = 72
     attention = AttentionSpec(num_heads=4, num_kv_heads=4, head_width=16, rope=RopeSpec(), qk_norm=NormSpec())
     decoder = DecoderSpec(
-        vocab_size=257,
+        vocab_size=4000,
         context_length=context,
         width=64,
-        num_layers=2,
+        num_layers=1,
         blocks=(BlockSpec(attention, MlpSpec(width=128)),),
         is_causal=False,
-        dropout=0.2,
+        dropout=0.5,
     )
     return Experiment(
         name="spam",
@@ -65,23 +69,21 @@ def config() -> Experiment:
         task=TextClassification(labels=LABELS, positive_label="spam"),
         data=DataSpec(
             sources=(TableSource(str(MESSAGES), text="text", label="label", columns=("label", "text")),),
-            tokenizer=ByteTokenizerSpec(),
-            prepared=str(MESSAGES.parent / "prepared" / f"byte-{context}"),
+            tokenizer=BpeTokenizerSpec(decoder.vocab_size),
+            prepared=str(MESSAGES.parent / "prepared" / f"bpe-{decoder.vocab_size}-{context}"),
             sequence_length=context,
             packing="single",
             held_out=0.3,
             too_long="truncate",
         ),
-        train=TrainSpec(steps=900, batch_size=32, eval_batch_size=128),
-        optimizer=OptimizerSpec(
-            learning_rate=1.5e-3, schedule=ScheduleSpec("cosine", warmup_steps=100), ema_decay=0.99
-        ),
-        checkpoint=CheckpointSpec(every=500),
+        train=TrainSpec(steps=400, batch_size=32, eval_batch_size=128),
+        optimizer=OptimizerSpec(learning_rate=1e-3, schedule=ScheduleSpec("cosine", warmup_steps=100), ema_decay=0.99),
+        checkpoint=CheckpointSpec(every=200),
     )
 
 
 def main(arguments: list[str]) -> int:
-    """Train as `jaxml train` would, then compare; returns the exit code. Every option of `jaxml train` is understood."""
+    """Train as `jaxml train` would, with all its options, then compare; returns the exit code."""
     options = argparse.ArgumentParser(description=__doc__, add_help=False, allow_abbrev=False)
     options.add_argument("--run-dir", default=f"runs/spam-{time.strftime('%Y%m%d-%H%M%S')}")
     given, others = options.parse_known_args(arguments)

@@ -28,7 +28,9 @@ def main(arguments: list[str]) -> tuple[dict[str, Any], int]:
     """Dispatch to `prepare` or `show`."""
     verbs = {"prepare": prepare, "show": show}
     if not arguments or arguments[0] in ("-h", "--help"):
-        return {"text": f"usage: jaxml data prepare|show ...\n\nprepare: {PREPARE}\n\nshow: {SHOW}"}, 0 if arguments else 2
+        return {
+            "text": f"usage: jaxml data prepare|show ...\n\nprepare: {PREPARE}\n\nshow: {SHOW}"
+        }, 0 if arguments else 2
     if arguments[0] not in verbs:
         todo = suggest(arguments[0], list(verbs))
         raise ConfigError("the verb of `jaxml data`", expected="prepare or show", got=arguments[0], todo=todo)
@@ -86,11 +88,15 @@ def show(arguments: list[str]) -> tuple[dict[str, Any], int]:
 
 
 def _row_text(row: RowInfo) -> str:
-    lines = [f"{row.split} row {row.row} of {row.source}: {len(row.segments)} segments, {row.num_padding} padding positions"]
+    lines = [
+        f"{row.split} row {row.row} of {row.source}: {len(row.segments)} segments, {row.num_padding} padding positions"
+    ]
     for number, segment in enumerate(row.segments, start=1):
         document = segment.document
         label = f", label {document.label}" if document.label is not None else ""
-        lines.append(f"  segment {number}: {document.place}, from token {segment.start}, {segment.length} tokens{label}")
+        lines.append(
+            f"  segment {number}: {document.place}, from token {segment.start}, {segment.length} tokens{label}"
+        )
         lines.append(f"    inputs      {segment.text!r}")
         if segment.last_target:
             lines.append(f"    last target {segment.last_target!r}")

@@ -34,7 +34,9 @@ def _described(found: Any) -> tuple[dict[str, Any], int]:
         for name, size in found.parts.items()
     ]
     lines += [f"  {name}: {value:.6g}" for name, value in manifest.metrics.items()]
-    lines += [f"  started {entry.get('started')} ({entry.get('mode')}, {entry.get('source')})" for entry in manifest.lineage]
+    lines += [
+        f"  started {entry.get('started')} ({entry.get('mode')}, {entry.get('source')})" for entry in manifest.lineage
+    ]
     lines += [f"  versions: {', '.join(f'{name} {version}' for name, version in manifest.versions.items())}"]
     lines += [f"  seal {manifest.seal}", *_spec_lines(manifest.experiment)]
     return {"text": "\n".join(lines), **found.to_json()}, 0

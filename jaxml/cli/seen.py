@@ -27,12 +27,17 @@ def main(arguments: list[str]) -> tuple[dict[str, Any], int]:
     numbers = [given.document] if given.text is None else prepared.find_document(given.text)
     if not numbers:
         raise DataError(
-            "the document", expected="one that holds this text", got="none", todo="check the text, or use --document NUMBER"
+            "the document",
+            expected="one that holds this text",
+            got="none",
+            todo="check the text, or use --document NUMBER",
         )
     found = [seen_by(directory, prepared, batch_size, number) for number in numbers]
     lines = []
     for seen in found:
-        steps = ", ".join(map(str, seen.steps[:20])) + (f" and {len(seen.steps) - 20} more" if len(seen.steps) > 20 else "")
+        steps = ", ".join(map(str, seen.steps[:20])) + (
+            f" and {len(seen.steps) - 20} more" if len(seen.steps) > 20 else ""
+        )
         lines.append(f"document {seen.document} ({seen.place}, {seen.num_tokens} tokens, split {seen.split})")
         lines.append(f"  seen in steps: {steps or 'none'} (of {seen.last_step})")
         lines.append(f"  checkpoints that saw it: {', '.join(map(str, seen.checkpoints)) or 'none'}")

@@ -42,7 +42,9 @@ class Spec:
             numbers = value if isinstance(value, tuple) else (value,)
             if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
                 where = f"{type(self).__qualname__}.{name}"
-                raise ConfigError(where, expected="a finite number", got=str(value), todo="use 0 or None to switch it off")
+                raise ConfigError(
+                    where, expected="a finite number", got=str(value), todo="use 0 or None to switch it off"
+                )
             floats = tuple(float(number) if type(number) is int else number for number in numbers)
             object.__setattr__(self, name, floats if isinstance(value, tuple) else floats[0])
 
@@ -118,7 +120,11 @@ def suggest(name: str, known: list[str]) -> str:
 def _float_fields(cls: type[Spec]) -> tuple[str, ...]:
     """Fields that hold a float, an optional float, or a tuple of floats."""
     hints = typing.get_type_hints(cls)
-    return tuple(field.name for field in dataclasses.fields(cls) if float in (hints[field.name], *typing.get_args(hints[field.name])))
+    return tuple(
+        field.name
+        for field in dataclasses.fields(cls)
+        if float in (hints[field.name], *typing.get_args(hints[field.name]))
+    )
 
 
 def _encode(value: Any) -> Any:

@@ -39,7 +39,7 @@ class Visible(NamedTuple):
     is_causal: bool
     window: int | None
 
-    def mask_BTS(self) -> Bool[Array, "B T T"]:  # noqa: N802 - the letters are the shape
+    def mask_BTS(self) -> Bool[Array, "B T T"]:
         """The same as one array."""
         num_tokens = self.segment_ids_BT.shape[1]
         distance_TS = jnp.arange(num_tokens)[:, None] - jnp.arange(num_tokens)[None, :]

@@ -72,9 +72,7 @@ class _Saved(NamedTuple):
     sums: list[Array]
 
 
-def _forward(
-    q_BTNH: Array, k_BTKH: Array, v_BTKH: Array, segment_ids_BT: Array, shape: Shape
-) -> tuple[Array, _Saved]:
+def _forward(q_BTNH: Array, k_BTKH: Array, v_BTKH: Array, segment_ids_BT: Array, shape: Shape) -> tuple[Array, _Saved]:
     batch, num_tokens, num_heads, head_width = q_BTNH.shape
     num_kv_heads = k_BTKH.shape[2]
     grouped = (batch, num_tokens, num_kv_heads, num_heads // num_kv_heads, head_width)

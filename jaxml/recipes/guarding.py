@@ -34,7 +34,9 @@ class GuardEvent:
     batch_file: str
 
     def __str__(self) -> str:
-        shown = ", ".join(self.documents[:8]) + (f" and {len(self.documents) - 8} more" if len(self.documents) > 8 else "")
+        shown = ", ".join(self.documents[:8]) + (
+            f" and {len(self.documents) - 8} more" if len(self.documents) > 8 else ""
+        )
         done = {
             "stop": "stopped",
             "skip": "left the update out",
@@ -69,7 +71,9 @@ class Guard:
             deviations = self.detector.deviations(loss)
             if not self.detector.observe(loss):
                 return None
-            reason = f"loss {loss:.4g} is {deviations:.1f} robust standard deviations above the median of the last steps"
+            reason = (
+                f"loss {loss:.4g} is {deviations:.1f} robust standard deviations above the median of the last steps"
+            )
             action = "rewind"
         if action == "rewind" and sum(past.action == "rewind" for past in self.events) >= self.spec.max_rewinds:
             reason += f"; all {self.spec.max_rewinds} rewinds are used up"
@@ -91,7 +95,8 @@ class Guard:
         """Save the batch and append the event; both are on disk before anything is done about it."""
         self.faults_dir.mkdir(parents=True, exist_ok=True)
         batch_file = self.faults_dir / f"step_{event.step}.npz"
-        np.savez(batch_file, **{name: np.asarray(value) for name, value in event.batch.items()})
+        columns: dict[str, Any] = dict(event.batch)
+        np.savez(batch_file, **columns)
         data_step = self.assembly.train_batches(skipped).order.data_step(event.step - 1)
         documents = self.assembly.documents_of("train", event.batch)
         verdict = GuardEvent(event.step, data_step, action, reason, documents, str(batch_file))
@@ -107,8 +112,8 @@ def read_events(faults_dir: Path) -> list[GuardEvent]:
     """What the guard of a run did so far. A line that a kill tore is left out: its verdict was not carried out."""
     log = faults_dir / EVENTS_FILE
     lines = log.read_text().split("\n")[:-1] if log.exists() else []
-    raw = [json.loads(line) for line in lines]
-    return [GuardEvent(**{**fields, "documents": tuple(fields["documents"])}) for fields in raw]
+    raw: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    return [GuardEvent(**fields | {"documents": tuple(fields["documents"])}) for fields in raw]
 
 
 def left_out(events: list[GuardEvent]) -> tuple[int, ...]:

@@ -79,7 +79,9 @@ class Run:
         status, step = outcome
         with self.clock.span("checkpoint"):
             self.store.wait()
-        print(f"jaxml: {summarize(read_metrics(self.directory.metrics), self.clock.summary()).verdict}", file=self.stream)
+        print(
+            f"jaxml: {summarize(read_metrics(self.directory.metrics), self.clock.summary()).verdict}", file=self.stream
+        )
         write_report(self.assembly, self.directory, self.facts, self.clock, [str(event) for event in self.guard.events])
         return status, step
 

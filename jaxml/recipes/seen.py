@@ -38,7 +38,9 @@ def open_run_data(run_dir: str) -> tuple[RunDirectory, Prepared, int]:
     directory = RunDirectory(Path(run_dir))
     record = read_record(directory)
     if record is None:
-        raise RunError(f"opening {run_dir}", expected="a run directory", got="no run.json", todo="name the run's directory")
+        raise RunError(
+            f"opening {run_dir}", expected="a run directory", got="no run.json", todo="name the run's directory"
+        )
     experiment = from_json(record.experiment)
     return directory, prepare_data(experiment), experiment.train.batch_size
 

@@ -82,7 +82,9 @@ def train(experiment: Experiment, run_dir: str | Path, options: TrainOptions = T
         return _train(experiment, directory, options, clock, interruption)
 
 
-def resume(run_dir: str | Path, change: Callable[[Experiment], Experiment] = lambda e: e, **options: Any) -> TrainResult:
+def resume(
+    run_dir: str | Path, change: Callable[[Experiment], Experiment] = lambda e: e, **options: Any
+) -> TrainResult:
     """Go on with the run in `run_dir`; `change` may alter what `run_directory.CHANGEABLE` allows.
 
     Without a complete checkpoint the run starts at step 0 and says so. `options` are fields of TrainOptions.
@@ -131,7 +133,9 @@ def _train(
         write_record(directory, replace(record, status=status, exit_code=exit_code, clock_s=clock_s))
 
 
-def _result(directory: RunDirectory, status: str, step: int, metrics: dict[str, float], clock: WallClock) -> TrainResult:
+def _result(
+    directory: RunDirectory, status: str, step: int, metrics: dict[str, float], clock: WallClock
+) -> TrainResult:
     exit_code = REQUEUE_EXIT_CODE if status == "interrupted" else 0
     return TrainResult(str(directory.path), status, step, exit_code, dict(metrics), clock.summary())
 

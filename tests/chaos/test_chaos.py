@@ -74,7 +74,8 @@ def test_a_run_killed_at_random_moments_equals_the_straight_one(tmp_path: Path) 
     assert hits >= 4
     numbers = ("loss", "grad_norm", "eval_loss")
     curves = [
-        [(r["step"], *(r.get(n) for n in numbers)) for r in read_metrics(d / "metrics.jsonl")] for d in (straight, run_dir)
+        [(r["step"], *(r.get(n) for n in numbers)) for r in read_metrics(d / "metrics.jsonl")]
+        for d in (straight, run_dir)
     ]
     assert curves[0] == curves[1]
     assert [row[0] for row in curves[1]] == list(range(1, STEPS + 1))

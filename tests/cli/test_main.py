@@ -76,7 +76,9 @@ def test_inspect_seen_and_data_show_read_a_run(
     assert last_json(capsys)["train_rows"] > 0
 
 
-def test_errors_have_exit_codes_and_four_parts_in_json(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_have_exit_codes_and_four_parts_in_json(
+    file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", str(tmp_path / "none.py"), "--json"]) == 2
     fault = last_json(capsys)["faults"][0]
     assert set(fault) == {"failed", "expected", "got", "todo"}

@@ -101,7 +101,7 @@ def small_experiment(directory: Path) -> Experiment:
     whole = spam.config()
     block = BlockSpec(AttentionSpec(num_heads=1, num_kv_heads=1, head_width=8, rope=RopeSpec()), MlpSpec(width=8))
     source = dataclasses.replace(whole.data.sources[0], path=str(directory / "messages.tsv"))
-    decoder = dataclasses.replace(whole.model.decoder, width=8, num_layers=1, blocks=(block,), context_length=32)
+    decoder = dataclasses.replace(whole.model.decoder, vocab_size=300, width=8, num_layers=1, blocks=(block,), context_length=32)
     return dataclasses.replace(
         whole,
         model=dataclasses.replace(whole.model, decoder=decoder),

@@ -98,7 +98,10 @@ ROWS = {
         ),
     ),
     "lion": Row(
-        ("Lion; averaged weights (EMA) for evaluation and export", "BPE tokenizer trained at preparation; JSONL sources"),
+        (
+            "Lion; averaged weights (EMA) for evaluation and export",
+            "BPE tokenizer trained at preparation; JSONL sources",
+        ),
         both(
             part("optimizer", rule=Lion(), ema_decay=0.5),
             part("data", tokenizer=BpeTokenizerSpec(vocab_size=257)),
@@ -107,7 +110,8 @@ ROWS = {
                 data=replace(
                     e.data,
                     sources=tuple(
-                        JsonlSource(str(s.path).replace(".txt", ".jsonl"), name=s.name, weight=s.weight) for s in e.data.sources
+                        JsonlSource(str(s.path).replace(".txt", ".jsonl"), name=s.name, weight=s.weight)
+                        for s in e.data.sources
                     ),
                 ),
             ),
@@ -157,7 +161,6 @@ def markdown() -> str:
         *[f"- {line}" for line in NOT_DONE],
     ]
     return "\n".join(lines) + "\n"
-
 
 
 if __name__ == "__main__":

@@ -76,7 +76,6 @@ def poisoned(directory: Path, byte: int, **guard: object) -> Experiment:
     return poisoned_late(experiment, byte)
 
 
-
 def test_stop_names_leaf_term_and_records_saves_the_batch_and_keeps_the_last_checkpoint(tmp_path: Path) -> None:
     experiment = poisoned(tmp_path, NAN_BYTE, on_nonfinite="stop")
     with pytest.raises(NonFiniteError) as caught:
@@ -108,7 +107,9 @@ def test_skip_leaves_the_update_out_and_goes_on(tmp_path: Path) -> None:
     assert np.isfinite(result.metrics["eval_loss"])
 
 
-@pytest.mark.parametrize(("byte", "guard"), [(NAN_BYTE, {}), (SPIKE_BYTE, {"spike_threshold": 20.0, "spike_window": 8})])
+@pytest.mark.parametrize(
+    ("byte", "guard"), [(NAN_BYTE, {}), (SPIKE_BYTE, {"spike_threshold": 20.0, "spike_window": 8})]
+)
 def test_rewind_goes_back_leaves_the_step_out_and_finishes_clean(tmp_path: Path, byte: int, guard: dict) -> None:
     experiment = poisoned(tmp_path, byte, on_nonfinite="rewind", **guard)
     result = train(experiment, tmp_path / "run", quiet())
@@ -134,13 +135,17 @@ def poisoned_late(experiment: Experiment, byte: int) -> Experiment:
         batch_size = candidate.train.batch_size
         order = assemble_module.TrainBatches(prepared, batch_size).order
         rows = prepared.rows_of_document(prepared.find_document(line(byte))[0])
-        steps = [step + 1 for split, s, r in rows if split == "train" for step in order.steps_of(s, r, 0, STEPS, batch_size)]
+        steps = [
+            step + 1 for split, s, r in rows if split == "train" for step in order.steps_of(s, r, 0, STEPS, batch_size)
+        ]
         if steps and min(steps) >= 10:
             return candidate
     raise AssertionError("no seed puts the line late")
 
 
-def test_a_run_killed_right_after_a_rewind_still_leaves_the_step_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_killed_right_after_a_rewind_still_leaves_the_step_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     experiment = poisoned(tmp_path, NAN_BYTE, on_nonfinite="rewind")
     straight = train(experiment, tmp_path / "straight", quiet())
 

@@ -21,8 +21,8 @@ from jaxml.recipes.experiment import Experiment
 from jaxml.recipes.interruption import REQUEUE_EXIT_CODE, Interruption
 from jaxml.recipes.run_directory import RunDirectory, RunLock, read_record
 from jaxml.recipes.train import resume, train
-from jaxml.train.spec import ScheduleSpec
 from jaxml.train.loop import run_steps as real_run_steps
+from jaxml.train.spec import ScheduleSpec
 from tests.recipes.conftest import STEPS, StraightRun, quiet
 
 NUMBERS = ("loss", "grad_norm", "learning_rate", "num_tokens", "eval_loss")
@@ -167,7 +167,9 @@ def test_a_second_signal_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_resume_without_a_complete_checkpoint_starts_at_step_0_and_says_so(straight: StraightRun, tmp_path: Path) -> None:
+def test_resume_without_a_complete_checkpoint_starts_at_step_0_and_says_so(
+    straight: StraightRun, tmp_path: Path
+) -> None:
     run_dir = tmp_path / "run"
     shutil.copytree(straight.run_dir, run_dir)
     shutil.rmtree(run_dir / "checkpoints")
@@ -200,8 +202,14 @@ def test_start_modes_refuse_what_does_not_fit(straight: StraightRun, tmp_path: P
 
 
 def test_a_resumed_run_may_not_change_what_decides_its_numbers(straight: StraightRun, change) -> None:
-    for parts in (dict(optimizer=dict(learning_rate=1.0)), dict(train=dict(seed=5)), dict(data=dict(packing="concatenate"))):
-        error = refused(RunError, lambda parts=parts: resume(straight.run_dir, lambda _: change(**parts), stream=quiet().stream))
+    for parts in (
+        dict(optimizer=dict(learning_rate=1.0)),
+        dict(train=dict(seed=5)),
+        dict(data=dict(packing="concatenate")),
+    ):
+        error = refused(
+            RunError, lambda parts=parts: resume(straight.run_dir, lambda _: change(**parts), stream=quiet().stream)
+        )
         name = next(iter(next(iter(parts.values()))))
         assert name in error.faults[0].got
 
@@ -232,7 +240,9 @@ def test_a_run_on_eight_devices_goes_on_on_one(straight: StraightRun, tmp_path: 
     sharded = change(mesh=dict(data=2, fsdp=4), train=dict(batch_size=16), checkpoint=dict(every=8))
     single = dataclasses.replace(sharded, mesh=straight.experiment.mesh)
     train(single, tmp_path / "single", quiet())
-    train(dataclasses.replace(sharded, train=dataclasses.replace(sharded.train, steps=STEPS)), tmp_path / "run", quiet())
+    train(
+        dataclasses.replace(sharded, train=dataclasses.replace(sharded.train, steps=STEPS)), tmp_path / "run", quiet()
+    )
     shutil.rmtree(tmp_path / "run" / "checkpoints" / str(STEPS))
     resume(tmp_path / "run", lambda e: dataclasses.replace(e, mesh=straight.experiment.mesh), stream=quiet().stream)
     pairs = zip(curve(tmp_path / "run"), curve(tmp_path / "single"), strict=True)
