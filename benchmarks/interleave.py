@@ -10,9 +10,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 MAX_SPREAD = 0.15
 REPEATS = 5
+Sample = TypeVar("Sample")
 
 
 class NoisyMeasurementError(Exception):
@@ -31,11 +33,15 @@ class NoisyMeasurementError(Exception):
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the result table: all repeats of one rival, in `unit`."""
+    """One line of the result table: all repeats of one rival, in `unit`.
+
+    `is_bound`: the row stands for its largest value, not for its median, so scatter makes it worse and never void.
+    """
 
     name: str
     unit: str
     values: tuple[float, ...]
+    is_bound: bool = False
 
     @property
     def median(self) -> float:
@@ -46,13 +52,24 @@ class Row:
         """(max - min) / median; 0 for a single repeat."""
         return (max(self.values) - min(self.values)) / self.median
 
-    def as_json(self) -> dict[str, object]:
+    @property
+    def value(self) -> float:
+        """What the row stands for: the median, or the largest repeat of a bound."""
+        return max(self.values) if self.is_bound else self.median
+
+    def is_refused(self, max_spread: float = MAX_SPREAD) -> bool:
+        """True when the repeats scatter too much for their median to mean anything."""
+        return not self.is_bound and self.spread > max_spread
+
+    def as_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "unit": self.unit,
+            "value": self.value,
             "median": self.median,
             "spread": round(self.spread, 4),
             "values": list(self.values),
+            "is_bound": self.is_bound,
         }
 
 
@@ -71,18 +88,29 @@ def interleave(
     >>> rows["a"].median / rows["b"].median
     2.0
     """
-    for measure in rivals.values():
-        measure()
-    values: dict[str, list[float]] = {name: [] for name in rivals}
-    for turn in range(repeats):
-        order = list(rivals) if turn % 2 == 0 else list(reversed(rivals))
-        for name in order:
-            values[name].append(rivals[name]())
+    values = take_turns(rivals, repeats)
     rows = {name: Row(name, unit, tuple(measured)) for name, measured in values.items()}
     noisiest = max(rows.values(), key=lambda row: row.spread)
-    if noisiest.spread > max_spread:
+    if noisiest.is_refused(max_spread):
         raise NoisyMeasurementError(noisiest, max_spread)
     return rows
+
+
+def take_turns(
+    rivals: Mapping[str, Callable[[], Sample]], repeats: int = REPEATS, warm_ups: int = 1
+) -> dict[str, list[Sample]]:
+    """What every rival returned in its turns, after `warm_ups` rounds that do not count; every second one backwards.
+
+    `warm_ups` 0 is for rivals that are processes of their own and warm up inside.
+    """
+    for _ in range(warm_ups):
+        for measure in rivals.values():
+            measure()
+    samples: dict[str, list[Sample]] = {name: [] for name in rivals}
+    for turn in range(repeats):
+        for name in rivals if turn % 2 == 0 else reversed(list(rivals)):
+            samples[name].append(rivals[name]())
+    return samples
 
 
 def ratio(rows: Mapping[str, Row], of: str, to: str) -> Row:

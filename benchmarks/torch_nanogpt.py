@@ -92,10 +92,11 @@ class Gpt(nn.Module):
 class Trainer:
     """AdamW(0.9, 0.99), decay 0.1 on matrices only, clip at 1.0, warm-up 100 then cosine from 1e-3 to 1e-4."""
 
-    peak, final, warmup, steps = 1e-3, 1e-4, 100, 2_000
+    peak, final, warmup = 1e-3, 1e-4, 100
 
-    def __init__(self, size: Size, seed: int) -> None:
+    def __init__(self, size: Size, seed: int, steps: int = 2_000) -> None:
         torch.manual_seed(seed)
+        self.steps = steps
         self.model = Gpt(size)
         parameters = list(self.model.parameters())
         matrices = [p for p in parameters if p.dim() >= 2]
@@ -167,22 +168,22 @@ def seconds_since_process_start() -> float:
     return uptime_s - started_ticks / CLOCK_TICKS_PER_S
 
 
-def time_steps(size: Size, num_steps: int, seed: int) -> dict:
-    """Median seconds of one update on random tokens, after three that do not count."""
+def time_steps(size: Size, num_steps: int, warm_up: int, seed: int) -> dict:
+    """Median seconds of one update on random tokens, after `warm_up` that do not count."""
     trainer = Trainer(size, seed)
     seconds = []
-    for step in range(num_steps + 3):
+    for step in range(num_steps + warm_up):
         ids = torch.randint(size.vocab, (size.batch, size.context + 1))
         start = time.perf_counter()
         trainer.step(step, ids[:, :-1], ids[:, 1:])
         seconds.append(time.perf_counter() - start)
-    step_s = statistics.median(seconds[3:])
-    return {"step_s": step_s, "tokens_per_s": size.batch * size.context / step_s, "min_step_s": min(seconds[3:])}
+    step_s = statistics.median(seconds[warm_up:])
+    return {"step_s": step_s, "tokens_per_s": size.batch * size.context / step_s, "min_step_s": min(seconds[warm_up:])}
 
 
-def train(size: Size, text: Text, seed: int, evaluate_every: int) -> dict:
+def train(size: Size, text: Text, seed: int, steps: int, evaluate_every: int) -> dict:
     """The whole recipe. `points` are [steps, wall seconds since process start, whole-split validation loss]."""
-    trainer = Trainer(size, seed)
+    trainer = Trainer(size, seed, steps)
     points = []
     for step in range(trainer.steps):
         trainer.step(step, *text.crops(size.batch, size.context))
@@ -198,7 +199,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     mode = parser.add_mutually_exclusive_group(required=True)
     mode.add_argument("--time-steps", type=int, metavar="N", help="median time of N updates on random tokens")
-    mode.add_argument("--train", action="store_true", help="2,000 updates on the text, then the whole validation split")
+    mode.add_argument("--train", action="store_true", help="updates on the text, then the whole validation split")
+    parser.add_argument("--updates", type=int, default=2_000, help="of --train; the schedule ends with them")
+    parser.add_argument("--warm-up", type=int, metavar="N", default=3, help="updates before those that count")
     for name, default in (("layers", 4), ("heads", 4), ("width", 128), ("context", 64), ("batch", 12)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--text", type=Path, default=TEXT)
@@ -211,9 +214,9 @@ def main() -> None:
     if args.train:
         text = Text.read(args.text)
         size = Size(args.layers, args.heads, args.width, args.context, args.batch, vocab=text.vocab)
-        result = train(size, text, args.seed, args.evaluate_every)
+        result = train(size, text, args.seed, args.updates, args.evaluate_every)
     else:
-        result = time_steps(size, args.time_steps, args.seed)
+        result = time_steps(size, args.time_steps, args.warm_up, args.seed)
     print(json.dumps({"torch": torch.__version__, "threads": torch.get_num_threads(), **asdict(size), **result}))
 
 

@@ -1,8 +1,15 @@
 """Question: does a small transformer, trained from nothing, tell spam from ham as well as a TF-IDF linear SVM?
 
 Command: python experiments/spam.py   (trains, scores both, compares; `jaxml train experiments/spam.py` only trains)
-Hardware: two CPU cores, no accelerator; under three minutes from start to verdict.
-Result: PENDING
+Hardware: two CPU cores, no accelerator; 28 s from start to verdict with nothing cached, 27 s of processor time.
+Result: no winner on either measure. 3,923 messages to train on, 1,651 held out (215 spam); intervals are 95 %.
+  accuracy                           0.9897, SVM 0.9891, difference +0.0006 [-0.0036, +0.0055]
+  spam recall at 0.1 % false alarms  0.8558, SVM 0.9256, difference -0.0698 [-0.1319, +0.0183]
+With --train.seed 1 and 2: accuracy 0.9909 and 0.9891, recall 0.9302 and 0.9023. That recall hangs on the second
+highest score of 1,436 ham messages, so it is a noisy measure.
+
+Both saw the same training messages and no other text; the tokenizer too. Model, vocabulary and steps were chosen on
+validation parts of the training messages, the SVM's features and C by cross-validation on them.
 """
 
 from __future__ import annotations
@@ -23,8 +30,10 @@ from jaxml.checkpoint.spec import CheckpointSpec
 from jaxml.cli.experiment_file import load_experiment
 from jaxml.cli.main import main as jaxml_main
 from jaxml.data.spec import DataSpec, TableSource
+from jaxml.data.tokenise import hash_text, is_held_out
 from jaxml.errors import JaxmlError, require_extra
-from jaxml.inputs.spec import BpeTokenizerSpec
+from jaxml.inputs.spec import BpeTokenizerSpec, HuggingFaceTokenizerSpec
+from jaxml.inputs.tokenizers import Tokenizer, build_tokenizer
 from jaxml.models.spec import AttentionSpec, BlockSpec, ClassifierSpec, DecoderSpec, MlpSpec, NormSpec, RopeSpec
 from jaxml.recipes.experiment import Experiment
 from jaxml.tasks.ranking import log_odds
@@ -36,8 +45,10 @@ if TYPE_CHECKING:
     from jaxml.data.prepared import Prepared
 
 MESSAGES = Path(__file__).parent / "data" / "sms-spam" / "SMSSpamCollection.tsv"
+TOKENIZER = MESSAGES.parent / "tokenizer.json"  # what `train_tokenizer` gives
 LABELS = ("ham", "spam")
 SPAM = LABELS.index("spam")
+VOCAB_SIZE = 4000
 FALSE_POSITIVE_RATE = 0.001
 RESAMPLES = 2000
 
@@ -55,7 +66,7 @@ def config() -> Experiment:
     context = 72
     attention = AttentionSpec(num_heads=4, num_kv_heads=4, head_width=16, rope=RopeSpec(), qk_norm=NormSpec())
     decoder = DecoderSpec(
-        vocab_size=4000,
+        vocab_size=VOCAB_SIZE,
         context_length=context,
         width=64,
         num_layers=1,
@@ -69,8 +80,8 @@ def config() -> Experiment:
         task=TextClassification(labels=LABELS, positive_label="spam"),
         data=DataSpec(
             sources=(TableSource(str(MESSAGES), text="text", label="label", columns=("label", "text")),),
-            tokenizer=BpeTokenizerSpec(decoder.vocab_size),
-            prepared=str(MESSAGES.parent / "prepared" / f"bpe-{decoder.vocab_size}-{context}"),
+            tokenizer=HuggingFaceTokenizerSpec(str(TOKENIZER), eos="<|endoftext|>"),
+            prepared=str(MESSAGES.parent / "prepared" / f"bpe-{VOCAB_SIZE}-{context}"),
             sequence_length=context,
             packing="single",
             held_out=0.3,
@@ -80,6 +91,14 @@ def config() -> Experiment:
         optimizer=OptimizerSpec(learning_rate=1e-3, schedule=ScheduleSpec("cosine", warmup_steps=100), ema_decay=0.99),
         checkpoint=CheckpointSpec(every=200),
     )
+
+
+def train_tokenizer() -> Tokenizer:
+    """A byte-level BPE of the training messages alone: `data prepare` would also show it the held-out ones."""
+    data = config().data
+    texts = [line.partition("\t")[2] for line in MESSAGES.read_text(encoding="utf-8").split("\n") if line]
+    seen = [text for text in texts if not is_held_out(hash_text(text, data.seed), data.held_out)]
+    return build_tokenizer(BpeTokenizerSpec(VOCAB_SIZE), seen)
 
 
 def main(arguments: list[str]) -> int:

@@ -1,10 +1,10 @@
-"""`jaxml data prepare FILE` and `jaxml data show FILE|RUN_DIR`. Reads `recipes.assemble` and `data.prepared`."""
+"""`jaxml data prepare FILE` and `jaxml data show FILE|RUN_DIR`. Reads `recipes.preparing` and `data.prepared`."""
 
 from __future__ import annotations
 
 import sys
-import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxml.cli.experiment_file import load_experiment, parser
@@ -13,7 +13,6 @@ from jaxml.errors import ConfigError
 
 if TYPE_CHECKING:
     from jaxml.data.prepared import Prepared, RowInfo
-    from jaxml.data.tokenise import Progress
 
 PREPARE = """Tokenise the sources of an experiment, plan its rows, and write both to data.prepared.
 
@@ -44,9 +43,9 @@ def prepare(arguments: list[str]) -> tuple[dict[str, Any], int]:
     options.add_argument("--force", action="store_true", help="prepare anew over a directory that holds other data")
     given, overrides = options.parse_known_args(arguments)
     experiment = load_experiment(given.file, overrides)
-    from jaxml.recipes.assemble import prepare_again
+    from jaxml.recipes.preparing import Teller, prepare_again
 
-    prepared = prepare_again(experiment, _Teller(), given.force)
+    prepared = prepare_again(experiment, Teller(sys.stderr), given.force)
     for note in prepared.notes:
         print(f"jaxml: {note}", file=sys.stderr)
     return _counts(prepared), 0
@@ -74,12 +73,15 @@ def show(arguments: list[str]) -> tuple[dict[str, Any], int]:
     given, overrides = options.parse_known_args(arguments)
     experiment = load_experiment(given.file, overrides)
     from jaxml.data.batches import EvalBatches, TrainBatches
-    from jaxml.recipes.assemble import prepare_data
+    from jaxml.recipes.preparing import Teller, prepare_data
+    from jaxml.recipes.run_directory import RunDirectory
+    from jaxml.recipes.seen import skipped_steps
 
-    prepared = prepare_data(experiment, _Teller())
+    prepared = prepare_data(experiment, Teller(sys.stderr))
     size = max(1, given.rows)
     if given.split == "train":
-        batch = TrainBatches(prepared, experiment.train.batch_size).batch(max(1, given.step) - 1)
+        skipped = skipped_steps(RunDirectory(Path(given.file))) if Path(given.file).is_dir() else ()
+        batch = TrainBatches(prepared, experiment.train.batch_size, skipped).batch(max(1, given.step) - 1)
     else:
         batch = EvalBatches(prepared, size).batch(0)
     places = [place for place in zip(batch["source"].tolist(), batch["record"].tolist(), strict=True) if place[1] >= 0]
@@ -103,17 +105,3 @@ def _row_text(row: RowInfo) -> str:
     if row.num_padding:
         lines.append(f"  padding: {row.num_padding} positions with loss_mask False")
     return "\n".join(lines)
-
-
-class _Teller:
-    """Tells on stderr where a preparation is, about once a second."""
-
-    def __init__(self) -> None:
-        self._told = float("-inf")
-
-    def __call__(self, progress: Progress) -> None:
-        now = time.monotonic()
-        if now - self._told >= 1.0:
-            self._told = now
-            counts = f"{progress.documents:,} documents, {progress.tokens:,} tokens, {progress.shards} shards"
-            print(f"{progress.stage} {progress.name}: {counts}", file=sys.stderr, flush=True)

@@ -10,11 +10,12 @@ import argparse
 import importlib.util
 import os
 import sys
+import traceback
 from pathlib import Path
 
 from jaxml.config.overrides import override
 from jaxml.config.spec import from_json
-from jaxml.errors import ConfigError, RunError
+from jaxml.errors import ConfigError, JaxmlError, RunError
 from jaxml.recipes.experiment import Experiment
 from jaxml.recipes.run_directory import RunDirectory, read_record
 
@@ -60,12 +61,23 @@ def _config_of(path: str) -> Experiment:
             todo="check the path",
         )
     spec = importlib.util.spec_from_file_location(f"experiment_{file.stem}", file)
-    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
+    if spec is None or spec.loader is None:
+        raise ConfigError("the experiment file", expected="a name that ends in .py", got=path, todo="rename the file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    config = getattr(module, "config", None)
-    experiment = config() if callable(config) else None
+    sys.path.insert(0, str(file.parent.resolve()))  # modules beside the file, as `python FILE` has them
+    try:
+        spec.loader.exec_module(module)
+        config = getattr(module, "config", None)
+        experiment = config() if callable(config) else None
+    except JaxmlError:
+        raise
+    except Exception as error:  # the user's own code may raise anything
+        traceback.print_exc()
+        told = f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"running {path}", expected="config() to return", got=told, todo="see the traceback"
+        ) from error
     if not isinstance(experiment, Experiment):
         raise ConfigError(
             f"config() in {path}",

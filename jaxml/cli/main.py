@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import sys
 from typing import Any
 
 from jaxml import __version__
-from jaxml.errors import ConfigError, JaxmlError
+from jaxml.errors import ConfigError, JaxmlError, RunError
 
 # verb -> (file that defines `main(arguments) -> (result, exit code)`, what it does, an example)
 VERBS = {
@@ -51,16 +52,36 @@ def main(arguments: list[str]) -> int:
     try:
         result, exit_code = run_verb(arguments[0], [word for word in arguments[1:] if word != "--json"])
     except JaxmlError as error:
-        print(f"jaxml: {error}", file=sys.stderr)
-        if wants_json:
-            faults = [vars(fault) for fault in error.faults]
-            print(json.dumps({"error": type(error).__name__, "faults": faults}))
-        return error.exit_code
+        return fail(error, wants_json)
+    except OSError as error:
+        told = f"{type(error).__name__}: {error}"
+        return fail(RunError("reading or writing", expected="files that can be", got=told, todo="mend it"), wants_json)
+    except SystemExit as left:  # argparse and tyro have printed what was wrong
+        if wants_json and left.code:
+            print(json.dumps({"error": "usage", "faults": []}))
+        raise
     if wants_json:
-        print(json.dumps(result))
+        print(json.dumps(finite(result), allow_nan=False))
     else:
         print_result(result)
     return exit_code
+
+
+def fail(error: JaxmlError, wants_json: bool) -> int:
+    """Print an error on stderr, and as JSON on stdout if that is wanted; returns its exit code."""
+    print(f"jaxml: {error}", file=sys.stderr)
+    if wants_json:
+        print(json.dumps({"error": type(error).__name__, "faults": [vars(fault) for fault in error.faults]}))
+    return error.exit_code
+
+
+def finite(value: Any) -> Any:
+    """`value` with NaN and infinities, which JSON does not have, as None."""
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def run_verb(verb: str, arguments: list[str]) -> tuple[dict[str, Any], int]:

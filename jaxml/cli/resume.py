@@ -7,6 +7,7 @@ from typing import Any
 from jaxml.cli.experiment_file import cache_directory, parser
 from jaxml.cli.train import add_tensorboard, outcome
 from jaxml.config.overrides import override
+from jaxml.recipes.interruption import Interruption
 
 DESCRIPTION = """Go on with the run in RUN_DIR: same experiment, same numbers, from its last complete checkpoint.
 
@@ -20,15 +21,18 @@ def main(arguments: list[str]) -> tuple[dict[str, Any], int]:
     options.add_argument("run_dir", help="the run directory")
     add_tensorboard(options)
     given, overrides = options.parse_known_args(arguments)
-    from jaxml.recipes.train import resume
+    # Listening begins before the imports below, which take seconds.
+    with Interruption() as interruption:
+        from jaxml.recipes.train import resume
 
-    return outcome(
-        resume(
-            given.run_dir,
-            lambda experiment: override(experiment, overrides, program=f"jaxml resume {given.run_dir}"),
-            source="resume",
-            cache_dir=cache_directory(),
-            tensorboard=given.tensorboard,
-            owns_process=True,
+        return outcome(
+            resume(
+                given.run_dir,
+                lambda experiment: override(experiment, overrides, program=f"jaxml resume {given.run_dir}"),
+                source="resume",
+                cache_dir=cache_directory(),
+                tensorboard=given.tensorboard,
+                owns_process=True,
+                interruption=interruption,
+            )
         )
-    )

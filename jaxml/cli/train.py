@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxml.cli.experiment_file import cache_directory, load_experiment, parser
 from jaxml.errors import ConfigError
+from jaxml.recipes.interruption import Interruption
 
 if TYPE_CHECKING:
     from jaxml.recipes.train import TrainResult
@@ -43,13 +44,21 @@ def main(arguments: list[str]) -> tuple[dict[str, Any], int]:
             got=f"--start {start}, --from {given.initialise_from}",
             todo="name the checkpoint to take parameters from, or choose another start mode",
         )
-    from jaxml.recipes.train import TrainOptions, train
+    # Listening begins before the imports below, which take seconds.
+    with Interruption() as interruption:
+        from jaxml.recipes.train import TrainOptions, train
 
-    run_dir = given.run_dir or f"runs/{experiment.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    chosen = TrainOptions(
-        start, given.initialise_from, given.file, cache_directory(), given.tensorboard, owns_process=True
-    )
-    return outcome(train(experiment, run_dir, chosen))
+        run_dir = given.run_dir or f"runs/{experiment.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        chosen = TrainOptions(
+            start,
+            given.initialise_from,
+            source=given.file,
+            cache_dir=cache_directory(),
+            tensorboard=given.tensorboard,
+            owns_process=True,
+            interruption=interruption,
+        )
+        return outcome(train(experiment, run_dir, chosen))
 
 
 def outcome(result: TrainResult) -> tuple[dict[str, Any], int]:

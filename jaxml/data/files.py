@@ -90,13 +90,18 @@ def record_file(file: FileRef, known: InputFile | None = None) -> InputFile:
 
 
 def write_atomically(file: Path, content: bytes) -> None:
-    """Write a file so that it is there whole, on disk, or not at all."""
-    temporary = file.with_name(f".{file.name}.tmp")
-    with temporary.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    put_in_place(temporary, file)
+    """Write a file so that it is there whole, on disk, or not at all. Several processes may do it at once."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        put_in_place(temporary, file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def put_in_place(temporary: Path, file: Path) -> None:

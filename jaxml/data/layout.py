@@ -23,6 +23,8 @@ DATASET_FILE = "dataset.json"
 PROGRESS_FILE = "prepare.json"
 DOCUMENTS_FILE = "documents.npy"
 TOKENIZER_FOLDER = "tokenizer"
+VERIFIED_FILE = "verified.json"
+LOCK_FILE = "prepare.lock"
 SPLITS = ("train", "held_out")
 
 # `position`: where the document begins in the stream of all shards; `file`, `line`: where it came from; `hash`: its
@@ -43,7 +45,7 @@ DOCUMENT = np.dtype(
 
 @dataclass(frozen=True)
 class FileRecord:
-    """A finished file: its size is checked whenever the directory is opened, its hash by `Prepared.verify`."""
+    """A finished file: opening the directory checks its size and, once as long as it is not touched, its hash."""
 
     file: str
     num_bytes: int
@@ -119,8 +121,8 @@ def plan_files(split: int, source: int) -> tuple[str, str]:
 
 
 def is_ours(name: str) -> bool:
-    """Whether `data prepare` writes a file of this name."""
-    known = name in (DATASET_FILE, PROGRESS_FILE, DOCUMENTS_FILE)
+    """Whether `data prepare` writes a file of this name (but for its lock, which is never removed)."""
+    known = name in (DATASET_FILE, PROGRESS_FILE, DOCUMENTS_FILE, VERIFIED_FILE)
     array = name.startswith(("tokens-", "documents-", "plan-")) and name.endswith((".bin", ".npy"))
     return known or array or (name.startswith(".") and name.endswith(".tmp"))
 

@@ -29,9 +29,11 @@ from jaxml.data.layout import (
     DATASET_FILE,
     DOCUMENT,
     DOCUMENTS_FILE,
+    LOCK_FILE,
     PROGRESS_FILE,
     SPLITS,
     TOKENIZER_FOLDER,
+    VERIFIED_FILE,
     ShardRecord,
     State,
     is_ours,
@@ -39,6 +41,7 @@ from jaxml.data.layout import (
     read_state,
     record,
 )
+from jaxml.data.lock import only_writer
 from jaxml.data.packing import plan_rows
 from jaxml.data.prepared import Prepared, check_vocabulary, open_prepared
 from jaxml.data.shards import write_array
@@ -59,15 +62,30 @@ def prepare(
     """Prepare the data of a spec in `spec.prepared` and open it. What is there already, whole and unchanged, is kept.
 
     `has_labels`: the class names of a classification task, in class order. `vocab_size`: the model's, which the
-    tokenizer's must fit. `progress` is called after each file, batch and shard. `force`: prepare anew over other data.
-    Raises ConfigError for the spec; DataError for sources that cannot be read or used, a directory that holds other
-    data (unless `force`), and nothing left to train or evaluate on.
+    tokenizer's must fit. `progress` is called after each file, batch and shard, and several times a second while
+    another process prepares there, which is waited for; what it raises ends the preparation, and finished shards are
+    kept. `force`: prepare anew over other data. Raises ConfigError for the spec; DataError for sources that cannot be
+    read or used, a directory that holds other data (unless `force`), and nothing left to train or evaluate on.
     """
     report = progress or (lambda _: None)
     faults = Faults(ConfigError)
     check_data(spec, faults, has_labels)
     faults.raise_if_any()
     folder = Path(spec.prepared)
+    _state_before(folder, force)  # The lock, too, is a file: none is put into a directory that is not ours.
+    with only_writer(folder, lambda holder: report(Progress("wait", holder))):
+        return _prepare(spec, folder, has_labels, vocab_size, report, force)
+
+
+def _prepare(
+    spec: DataSpec,
+    folder: Path,
+    has_labels: tuple[str, ...],
+    vocab_size: int | None,
+    report: Callable[[Progress], None],
+    force: bool,
+) -> Prepared:
+    """`prepare`, by the one process that may write."""
     files, tokenizer_file = list_inputs(spec)
     before, is_complete = _state_before(folder, force)
     known = None if before is None else Inputs.from_json(before.inputs)
@@ -81,7 +99,7 @@ def prepare(
         _tidy(folder, before)
         if inputs != known:  # touched or moved, not changed: the next opening need not read them to know
             dataclasses.replace(before, inputs=inputs.to_json()).write(folder / DATASET_FILE)
-        return open_prepared(spec, vocab_size, has_labels)
+        return open_prepared(spec, vocab_size, has_labels, report)
     if before is None or is_complete:
         before = State(to_json(spec), has_labels, wanted, inputs.to_json())
         _start_anew(folder, before)
@@ -94,7 +112,7 @@ def prepare(
         state = with_shard
         state.write(folder / PROGRESS_FILE)
     _finish(spec, folder, state, has_labels, report)
-    return open_prepared(spec, vocab_size, has_labels)
+    return open_prepared(spec, vocab_size, has_labels, report)
 
 
 def _state_before(folder: Path, force: bool) -> tuple[State | None, bool]:
@@ -105,7 +123,7 @@ def _state_before(folder: Path, force: bool) -> tuple[State | None, bool]:
             raise
         return None, False
     names = sorted(item.name for item in folder.iterdir()) if folder.is_dir() else []
-    foreign = [name for name in names if not name.endswith(".tmp")]
+    foreign = [name for name in names if not name.endswith(".tmp") and name != LOCK_FILE]
     if before is None and foreign:
         raise DataError(
             "data.prepared",
@@ -152,7 +170,7 @@ def _tokenizer(
         if tokenizer.fingerprint == before.tokenizer_fingerprint:
             return tokenizer
     report(Progress("tokenizer", type(spec.tokenizer).__name__))
-    tokenizer = build_tokenizer(spec.tokenizer, all_texts(spec, files))
+    tokenizer = build_tokenizer(spec.tokenizer, all_texts(spec, files, report))
     tokenizer.save(saved)
     return tokenizer
 
@@ -204,7 +222,7 @@ def _finish(
 def _tidy(folder: Path, state: State) -> None:
     """Remove what the finished data does not need: the record of progress, the tables that were joined, left-overs."""
     finished = [*(shard.tokens for shard in state.shards), *state.files]
-    _remove_others(folder, {DATASET_FILE, *(file.file for file in finished)})
+    _remove_others(folder, {DATASET_FILE, VERIFIED_FILE, *(file.file for file in finished)})
 
 
 def _check_nothing_is_missing(

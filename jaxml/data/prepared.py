@@ -1,12 +1,14 @@
 """Prepared data, opened: tokens, documents and rows as memory-mapped arrays, and what a row or a document is.
 
 Reads the records of `data.layout`; `data.batches` makes batches of it, `data show` and `seen` describe it. Opening
-checks everything that is cheap: fingerprint against spec, inputs and tokenizer, file sizes, ids against the vocabulary.
+checks the fingerprint against spec, inputs and tokenizer, the files against their hashes (`data.verified`), and the ids
+against the vocabulary.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,11 @@ import numpy as np
 from jaxtyping import Shaped, UInt
 
 from jaxml.config.spec import from_json
-from jaxml.data.files import sha256_of
 from jaxml.data.fingerprint import Inputs, changes, current_inputs, source_fingerprint, what_matters
 from jaxml.data.layout import (
     DOCUMENTS_FILE,
     SPLITS,
     TOKENIZER_FOLDER,
-    FileRecord,
     State,
     plan_files,
     read_state,
@@ -30,7 +30,8 @@ from jaxml.data.layout import (
 from jaxml.data.packing import Plan
 from jaxml.data.sources import place
 from jaxml.data.spec import DataSpec, check_data, source_names
-from jaxml.data.tokenise import hash_text
+from jaxml.data.tokenise import Progress, hash_text
+from jaxml.data.verified import verify
 from jaxml.errors import ConfigError, DataError, Faults
 from jaxml.inputs.tokenizers import Tokenizer, load_tokenizer
 
@@ -103,11 +104,6 @@ class Prepared:
         """The share of positions that are not padding."""
         positions = sum(counts[split]["positions"] for counts in self.statistics)
         return positions / max(1, sum(self.num_rows(split)) * self.spec.sequence_length)
-
-    def label_counts(self, split: str) -> dict[str, int]:
-        """Documents of each class (class weights are made of these)."""
-        chosen = self.documents["label"][self.documents["split"] == SPLITS.index(split)]
-        return dict(zip(self.labels, np.bincount(chosen, minlength=len(self.labels)).tolist(), strict=True))
 
     def segments(self, split: str, source: int, row: int) -> Shaped[np.ndarray, " S"]:
         """The segments of a row: a structured array of document, start, length."""
@@ -183,20 +179,18 @@ class Prepared:
         rows = np.unique(np.searchsorted(plan.rows, places, side="right") - 1)
         return [(SPLITS[split], source, int(row)) for row in rows]
 
-    def verify(self) -> None:
-        """Read every file and compare its hash. Raises DataError that names each damaged one."""
-        faults = Faults(DataError)
-        for file in _recorded_files(self._state):
-            if sha256_of(self.directory / file.file) != file.sha256:
-                _add_damage(faults, self.directory / file.file, "the content that was written", "other bytes")
-        faults.raise_if_any()
 
-
-def open_prepared(spec: DataSpec, vocab_size: int | None = None, has_labels: tuple[str, ...] | None = None) -> Prepared:
+def open_prepared(
+    spec: DataSpec,
+    vocab_size: int | None = None,
+    has_labels: tuple[str, ...] | None = None,
+    progress: Callable[[Progress], None] = lambda _: None,
+) -> Prepared:
     """Open what `data.prepare` wrote. `has_labels`: the class names that the task expects (None: whatever is there).
 
+    The first opening after files were written, copied or touched reads them all; `progress` is called for each of them.
     Raises DataError: nothing prepared or not finished; a stale fingerprint (spec, sources or tokenizer changed); a file
-    that is missing or has another size; ids outside the vocabulary.
+    that is missing or not as it was written; ids outside the vocabulary.
     """
     faults = Faults(ConfigError)
     check_data(spec, faults, has_labels or ())
@@ -222,7 +216,8 @@ def open_prepared(spec: DataSpec, vocab_size: int | None = None, has_labels: tup
             got=f"stale data: {changes(before, what_matters(spec, labels, inputs))}",
             todo="prepare the data again with force, or name another directory",
         )
-    _check_files(folder, state)
+    recorded_files = [*(shard.tokens for shard in state.shards), *state.files]
+    verify(folder, recorded_files, lambda name: progress(Progress("verify", name)))
     tokenizer = load_tokenizer(folder / TOKENIZER_FOLDER)
     if tokenizer.fingerprint != state.tokenizer_fingerprint:
         raise DataError(
@@ -250,24 +245,6 @@ def check_vocabulary(needed: int, vocab_size: int) -> None:
 def _open_plan(folder: Path, split: int, source: int) -> Plan:
     rows, segments = (np.load(folder / file, mmap_mode="r").view(np.ndarray) for file in plan_files(split, source))
     return Plan(rows, segments)
-
-
-def _recorded_files(state: State) -> list[FileRecord]:
-    return [*(shard.tokens for shard in state.shards), *state.files]
-
-
-def _check_files(folder: Path, state: State) -> None:
-    faults = Faults(DataError)
-    for file in _recorded_files(state):
-        path = folder / file.file
-        size = path.stat().st_size if path.exists() else None
-        if size != file.num_bytes:
-            _add_damage(faults, path, f"{file.num_bytes} bytes", "no such file" if size is None else f"{size} bytes")
-    faults.raise_if_any()
-
-
-def _add_damage(faults: Faults, file: Path, expected: str, got: str) -> None:
-    faults.add(str(file), expected=expected, got=got, todo="prepare the data again with force")
 
 
 def _notes(spec: DataSpec, state: State) -> list[str]:

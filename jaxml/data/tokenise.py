@@ -28,16 +28,17 @@ from jaxml.inputs.tokenizers import Tokenizer, encode_document
 
 BATCH_DOCUMENTS = 256
 BATCH_CHARACTERS = 1 << 20
+REPORT_TEXTS = 1000
 TRAIN, HELD_OUT = (SPLITS.index(name) for name in ("train", "held_out"))
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where `data prepare` is. `name`: the file or source; the counts are of this run (shards kept from before are not
-    in them).
+    """Where `data prepare` is. `name`: the file, source or tokenizer, in `wait` the process that prepares there now; the
+    counts are of this run (shards kept from before are not in them).
     """
 
-    stage: Literal["hash", "tokenizer", "tokenise", "plan"]
+    stage: Literal["wait", "hash", "tokenizer", "tokenise", "plan", "verify"]
     name: str
     documents: int = 0
     tokens: int = 0
@@ -77,11 +78,18 @@ def minimum_tokens(labels: tuple[str, ...]) -> int:
     return 1 if labels else 2
 
 
-def all_texts(spec: DataSpec, files: list[list[FileRef]]) -> Iterator[str]:
-    """Every text of every source, held out or not: what a tokenizer is trained on."""
+def all_texts(spec: DataSpec, files: list[list[FileRef]], report: Callable[[Progress], None]) -> Iterator[str]:
+    """Every text of every source, held out or not: what a tokenizer is trained on. What `report`, called for every
+    thousandth, raises ends the training.
+    """
+    name = type(spec.tokenizer).__name__
+    documents = 0
     for source, source_files in zip(spec.sources, files, strict=True):
         for document in read_documents(source, source_files):
+            if documents % REPORT_TEXTS == 0:
+                report(Progress("tokenizer", name, documents))
             yield document.text
+            documents += 1
 
 
 def hash_text(text: str, seed: int) -> int:

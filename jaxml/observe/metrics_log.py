@@ -58,6 +58,12 @@ class MetricsLog:
         self._file.close()
         self._replace(lambda step: step <= last_step)
 
+    def amend(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Replace the record of `step`, the last one, or append it where there is none. Atomic, as `truncate` is."""
+        self._file.close()
+        self._replace(lambda found: found < step, encode(step, metrics))
+        self._last_step = step
+
     def close(self) -> None:
         self._file.close()
 
@@ -69,8 +75,8 @@ class MetricsLog:
     ) -> None:
         self.close()
 
-    def _replace(self, keep: Callable[[int], bool]) -> None:
-        """Rewrite the file with the records to keep, if that changes it, and open it for appending."""
+    def _replace(self, keep: Callable[[int], bool], added: bytes = b"") -> None:
+        """Rewrite the file with the records to keep and `added`, if that changes it, and open it for appending."""
         try:
             content = self.path.read_bytes() if self.path.exists() else b""
             kept = []
@@ -80,7 +86,7 @@ class MetricsLog:
                     self._last_step = record["step"]
             if not kept:
                 self._last_step = -1
-            new = b"".join(kept)
+            new = b"".join(kept) + added
             if new != content:
                 temporary = self.path.with_name(self.path.name + ".tmp")
                 with temporary.open("wb") as file:

@@ -6,6 +6,7 @@ every few seconds. No thread: the bar moves when a step ends. No jax.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections import deque
@@ -25,6 +26,26 @@ class Stream(Protocol):
     def write(self, text: str, /) -> object: ...
     def flush(self) -> object: ...
     def isatty(self) -> bool: ...
+
+
+class Unbreakable:
+    """A stream whose reader may leave: what cannot be written is dropped, for a display must never end a run."""
+
+    def __init__(self, stream: Stream):
+        self._stream = stream
+
+    def write(self, text: str, /) -> object:
+        with contextlib.suppress(OSError, ValueError):
+            return self._stream.write(text)
+
+    def flush(self) -> object:
+        with contextlib.suppress(OSError, ValueError):
+            return self._stream.flush()
+
+    def isatty(self) -> bool:
+        with contextlib.suppress(OSError, ValueError):
+            return self._stream.isatty()
+        return False
 
 
 class Progress:

@@ -1,27 +1,23 @@
 """From an experiment to what a run needs: checked, devices meshed, data opened, the step built.
 
-Reads `recipes.checks`, `devices`, `data`, `train.step`; `recipes.train` and `cli` read the `Assembly`.
+Reads `recipes.checks`, `recipes.preparing`, `devices`, `data`, `train.step`; `recipes.train` and `cli` read the `Assembly`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from jax.sharding import Mesh
 
 from jaxml.data.batches import EvalBatches, TrainBatches
-from jaxml.data.layout import DATASET_FILE
-from jaxml.data.prepare import prepare
-from jaxml.data.prepared import Prepared, open_prepared
+from jaxml.data.prepared import Prepared
 from jaxml.data.tokenise import Progress
 from jaxml.devices.mesh import build_mesh
-from jaxml.models.check import decoder_of
 from jaxml.recipes.checks import check_experiment
 from jaxml.recipes.experiment import Experiment
-from jaxml.tasks.spec import TextClassification
+from jaxml.recipes.preparing import prepare_data
 from jaxml.train.step import Program, build_program
 
 
@@ -50,43 +46,30 @@ class Assembly:
         return tuple(self.prepared.describe_document(number).place for number in dict.fromkeys(numbers))
 
 
-def assemble(experiment: Experiment, progress: Callable[[Progress], None] | None = None) -> Assembly:
-    """Build everything but the state; `progress` is called while data is prepared.
+def check(experiment: Experiment) -> Mesh:
+    """The mesh of an experiment that nothing is wrong with before its data is opened.
 
-    Raises ConfigError (fields), DeviceError (mesh), DataError (sources, tokenizer, prepared directory).
+    Raises ConfigError (fields, all at once) and DeviceError (mesh).
     """
     mesh = build_mesh(experiment.mesh)
     check_experiment(experiment, num_devices=mesh.size)
-    prepared = prepare_data(experiment, progress)
+    return mesh
+
+
+def assemble(experiment: Experiment, tell: Callable[[Progress], None] | None = None) -> Assembly:
+    """Build everything but the state; `tell` is called while data is prepared.
+
+    Raises what `check` raises, and DataError (sources, tokenizer, prepared directory).
+    """
+    mesh = check(experiment)
+    prepared = prepare_data(experiment, tell)
     program = build_program(
         experiment.model,
         experiment.task,
         experiment.optimizer,
         experiment.train,
-        experiment.guard,
         mesh,
         experiment.precision,
         experiment.execution,
     )
     return Assembly(experiment, mesh, prepared, program)
-
-
-def prepare_data(experiment: Experiment, progress: Callable[[Progress], None] | None = None) -> Prepared:
-    """Open the prepared directory, or prepare it where there is none yet. A stale one is refused, not overwritten."""
-    if (Path(experiment.data.prepared) / DATASET_FILE).exists():
-        return open_prepared(experiment.data, decoder_of(experiment.model).vocab_size, labels_of(experiment))
-    return prepare_again(experiment, progress)
-
-
-def prepare_again(
-    experiment: Experiment, progress: Callable[[Progress], None] | None = None, force: bool = False
-) -> Prepared:
-    """Prepare what is not prepared yet; with `force` also over a directory that holds other data."""
-    vocab_size = decoder_of(experiment.model).vocab_size
-    labels = labels_of(experiment)
-    return prepare(experiment.data, has_labels=labels, vocab_size=vocab_size, progress=progress, force=force)
-
-
-def labels_of(experiment: Experiment) -> tuple[str, ...]:
-    """The class names of a classification task; empty for any other."""
-    return experiment.task.labels if isinstance(experiment.task, TextClassification) else ()

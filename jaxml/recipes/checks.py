@@ -140,6 +140,9 @@ def _check_schedule(experiment: Experiment, faults: Faults) -> None:
         _require(faults, value >= 0, f"optimizer.{name}", "0 or more", value, "use 0 for none")
     in_range = 0 <= schedule.final_ratio <= 1
     _require(faults, in_range, "optimizer.schedule.final_ratio", "in [0, 1]", schedule.final_ratio, "use 0.1")
+    for name in ("warmup_steps", "decay_steps", "total_steps"):
+        value = getattr(schedule, name)
+        _require(faults, value >= 0, f"optimizer.schedule.{name}", "0 or more", value, "use 0 for the default")
     total = schedule.total_steps or steps
     _require(
         faults, schedule.warmup_steps + schedule.decay_steps <= total, "optimizer.schedule",
@@ -173,3 +176,4 @@ def _check_saving(experiment: Experiment, faults: Faults) -> None:
     )
     _require(faults, guard.spike_window >= 8, "guard.spike_window", "at least 8 steps", guard.spike_window, "use 50")
     _require(faults, guard.max_rewinds >= 0, "guard.max_rewinds", "0 or more", guard.max_rewinds, "use 3")
+    _require(faults, guard.max_skips >= 0, "guard.max_skips", "0 or more", guard.max_skips, "use 10")

@@ -1,25 +1,26 @@
 """What a run does about a bad step: names it, saves its batch, then stops, skips or rewinds as configured.
 
 Reads `train.guard` (the pure decisions) and the assembled run; `recipes.train` asks `judge` after each step. What was
-done is kept in `faults/events.jsonl`, so that a run killed right after a rewind still knows which steps it left out.
+done is kept in `faults/events.json`, so that a run killed right after a rewind still knows which steps it left out.
 """
 
 from __future__ import annotations
 
+import io
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from jaxml.errors import NonFiniteError, SpikeError
+from jaxml.errors import NonFiniteError, RunError, SpikeError
 from jaxml.recipes.assemble import Assembly
+from jaxml.recipes.run_directory import write_whole
 from jaxml.train.guard import SpikeDetector, diagnose
 from jaxml.train.loop import StepEvent
 
-EVENTS_FILE = "events.jsonl"
+EVENTS_FILE = "events.json"
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,9 @@ class Guard:
 
     def restore(self, records: list[dict[str, Any]]) -> None:
         """Feed the losses of the steps that are behind the run, so that a resumed run decides as the straight one."""
-        self.detector = SpikeDetector(self.spec, [r["loss"] for r in records if r.get("loss") is not None])
+        good = [record["loss"] for record in records if record.get("is_finite") and record.get("loss") is not None]
+        # Only good losses are logged between rewinds, so the window is the newest of them.
+        self.detector = SpikeDetector(self.spec, good[-self.spec.spike_window :])
 
     def judge(self, event: StepEvent, skipped: tuple[int, ...]) -> GuardEvent | None:
         """None to go on, or the event of a rewind that the caller has to carry out.
@@ -78,6 +81,9 @@ class Guard:
         if action == "rewind" and sum(past.action == "rewind" for past in self.events) >= self.spec.max_rewinds:
             reason += f"; all {self.spec.max_rewinds} rewinds are used up"
             action = "stop"
+        if action == "skip" and self._skips_before(event.step) >= self.spec.max_skips:
+            reason += f"; {self.spec.max_skips} updates in a row were skipped already"
+            action = "stop"
         verdict = self._record(event, skipped, action, reason)
         if action == "skip":
             return None
@@ -93,26 +99,40 @@ class Guard:
 
     def _record(self, event: StepEvent, skipped: tuple[int, ...], action: Any, reason: str) -> GuardEvent:
         """Save the batch and append the event; both are on disk before anything is done about it."""
-        self.faults_dir.mkdir(parents=True, exist_ok=True)
-        batch_file = self.faults_dir / f"step_{event.step}.npz"
-        columns: dict[str, Any] = dict(event.batch)
-        np.savez(batch_file, **columns)
         data_step = self.assembly.train_batches(skipped).order.data_step(event.step - 1)
+        batch_file = self.faults_dir / f"step_{event.step}_data_{data_step}.npz"
+        columns: dict[str, Any] = dict(event.batch)
+        content = io.BytesIO()
+        np.savez(content, **columns)
+        write_whole(batch_file, content.getvalue())
         documents = self.assembly.documents_of("train", event.batch)
         verdict = GuardEvent(event.step, data_step, action, reason, documents, str(batch_file))
-        with (self.faults_dir / EVENTS_FILE).open("a") as file:
-            file.write(json.dumps(asdict(verdict)) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        self.events.append(verdict)
+        # A resumed run may meet the same bad step again: it is one event.
+        again = (verdict.step, verdict.data_step, verdict.action)
+        self.events = [past for past in self.events if (past.step, past.data_step, past.action) != again] + [verdict]
+        write_whole(
+            self.faults_dir / EVENTS_FILE, json.dumps([asdict(past) for past in self.events], indent=1).encode()
+        )
         return verdict
+
+    def _skips_before(self, step: int) -> int:
+        """How many updates in a row were skipped right before `step`."""
+        skipped = {event.step for event in self.events if event.action == "skip"}
+        return next(count for count in range(step + 1) if step - 1 - count not in skipped)
 
 
 def read_events(faults_dir: Path) -> list[GuardEvent]:
-    """What the guard of a run did so far. A line that a kill tore is left out: its verdict was not carried out."""
+    """What the guard of a run did so far. Raises RunError when the file is damaged."""
     log = faults_dir / EVENTS_FILE
-    lines = log.read_text().split("\n")[:-1] if log.exists() else []
-    raw: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    try:
+        raw: list[dict[str, Any]] = json.loads(log.read_text()) if log.exists() else []
+    except ValueError as damage:
+        raise RunError(
+            f"reading {log}",
+            expected="a JSON list of guard events",
+            got=str(damage),
+            todo="restore it: it says which data steps the run leaves out",
+        ) from damage
     return [GuardEvent(**fields | {"documents": tuple(fields["documents"])}) for fields in raw]
 
 

@@ -6,9 +6,9 @@ sysexits.h) starts the job again, and `jaxml resume` goes on from the checkpoint
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-import sys
 import threading
 from types import FrameType, TracebackType
 
@@ -46,8 +46,13 @@ class Interruption:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         if self.received is not None:
-            os.write(2, f"jaxml: second signal ({name}): stopping at once, without a save\n".encode())
+            _say(f"jaxml: second signal ({name}): stopping at once, without a save\n")
             os._exit(128 + number)
         self.received = signal.Signals(number)
-        os.write(2, f"jaxml: {name}: saving at the next safe point (a second signal stops at once)\n".encode())
-        sys.stderr.flush()
+        _say(f"jaxml: {name}: saving at the next safe point (a second signal stops at once)\n")
+
+
+def _say(text: str) -> None:
+    """To stderr, past Python's buffers, which a handler must not touch. The reader of a pipe may be gone already."""
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode())

@@ -5,12 +5,10 @@ Reads `observe.report`, `observe.metrics_log` and the assembled run; `recipes.tr
 
 from __future__ import annotations
 
-import os
-
 from jaxml.observe.metrics_log import read_metrics
 from jaxml.observe.report import RunReport, render_report
 from jaxml.recipes.assemble import Assembly
-from jaxml.recipes.run_directory import RunDirectory
+from jaxml.recipes.run_directory import RunDirectory, write_whole
 from jaxml.telemetry import WallClock
 
 ROWS_SHOWN = 3
@@ -29,9 +27,7 @@ def write_report(
         events=events,
         rows=rows,
     )
-    temporary = directory.report.with_suffix(".html.tmp")
-    temporary.write_text(render_report(report), encoding="utf-8")
-    os.replace(temporary, directory.report)
+    write_whole(directory.report, render_report(report).encode())
 
 
 def first_rows(assembly: Assembly, num_rows: int) -> list[list[tuple[str, int]]]:

@@ -32,7 +32,6 @@ CHANGEABLE = (
     "guard.",
     "data.prefetch",
     "data.prepared",
-    "data.shard_tokens",
     "train.steps",
     "train.eval_every",
     "train.eval_batches",
@@ -69,7 +68,11 @@ class RunDirectory:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What run.json holds. `status`: running, finished, interrupted, failed. `lineage`: one entry a process start."""
+    """What run.json holds. `status`: running, finished, interrupted, failed. `lineage`: one entry a process start.
+
+    `initialise_from`: the checkpoint whose parameters the run started from, which a run stopped before its first own
+    checkpoint needs again.
+    """
 
     id: str
     status: str
@@ -77,6 +80,7 @@ class RunRecord:
     experiment: dict[str, Any]
     lineage: tuple[dict[str, Any], ...] = ()
     clock_s: tuple[tuple[str, float], ...] = ()
+    initialise_from: str | None = None
 
 
 def read_record(directory: RunDirectory) -> RunRecord | None:
@@ -90,6 +94,7 @@ def read_record(directory: RunDirectory) -> RunRecord | None:
             experiment=raw["experiment"],
             lineage=tuple(raw["lineage"]),
             clock_s=tuple((kind, float(seconds)) for kind, seconds in raw["clock_s"].items()),
+            initialise_from=raw["initialise_from"],
         )
     except FileNotFoundError:
         return None
@@ -98,7 +103,7 @@ def read_record(directory: RunDirectory) -> RunRecord | None:
             f"reading {directory.run_json}",
             expected=f"a run record of format {FORMAT}",
             got=f"{type(damage).__name__}: {damage}",
-            todo="restore the file, or start a fresh run in another directory with --initialise-from this run's checkpoint",
+            todo="restore the file, or start a fresh run in another directory with --from this run's checkpoint",
         ) from damage
 
 
@@ -111,18 +116,41 @@ def write_record(directory: RunDirectory, record: RunRecord) -> None:
         "exit_code": record.exit_code,
         "lineage": list(record.lineage),
         "clock_s": dict(record.clock_s),
+        "initialise_from": record.initialise_from,
         "experiment": record.experiment,
     }
-    temporary = directory.run_json.with_suffix(".json.tmp")
-    with temporary.open("w") as file:
-        json.dump(raw, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, directory.run_json)
+    write_whole(directory.run_json, json.dumps(raw, indent=1).encode())
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that a reader, or a kill, sees the old one or the new one, never a part.
+
+    Raises RunError when the disk refuses it (the old file stays).
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as refused:
+        raise RunError(
+            f"writing {path}",
+            expected="a disk that takes it",
+            got=f"{type(refused).__name__}: {refused.strerror}",
+            todo="free or mend the disk, then resume: what was written before is as it was",
+        ) from refused
 
 
 def open_run(
-    directory: RunDirectory, experiment: Experiment, mode: StartMode, has_checkpoint: bool, source: str
+    directory: RunDirectory,
+    experiment: Experiment,
+    mode: StartMode,
+    has_checkpoint: bool,
+    source: str,
+    initialise_from: str | None,
 ) -> RunRecord:
     """The record to go on with, checked against the start mode; nothing is written yet.
 
@@ -155,6 +183,9 @@ def open_run(
         "source": source,
         "pid": os.getpid(),
     }
+    if initialise_from is not None:
+        entry["initialise_from"] = initialise_from
+        record = replace(record, initialise_from=initialise_from)
     return replace(
         record, status="running", exit_code=None, experiment=to_json(experiment), lineage=(*record.lineage, entry)
     )
@@ -174,6 +205,17 @@ def refuse_changed_experiment(sealed: Spec, wanted: Spec, owner: str) -> None:
             expected="the same model, task, data, optimizer, precision, batch size and seed",
             got="; ".join(changed),
             todo="undo these changes, or start a new run with --start initialise-from --from CHECKPOINT",
+        )
+
+
+def refuse_url(path: str | Path) -> None:
+    """Raise RunError for a URL: a run directory is local, because it is locked, appended to and renamed in."""
+    if "://" in str(path):
+        raise RunError(
+            f"the run directory {path}",
+            expected="a local path",
+            got="a URL",
+            todo="train in a local directory and copy its checkpoints, or mount the store",
         )
 
 

@@ -7,13 +7,16 @@ Reads `train.loop` for the events, and `saving`, `evaluate`, `guarding`, `announ
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxml.checkpoint.store import CheckpointStore
+from jaxml.config.spec import suggest
 from jaxml.data.loader import Loader
+from jaxml.errors import ConfigError, RunError
 from jaxml.observe.metrics_log import MetricsLog, read_metrics
 from jaxml.observe.progress import Progress, Stream
 from jaxml.observe.summary import summarize
@@ -54,6 +57,7 @@ class Run:
         self.metrics: dict[str, float] = {}
         self.saved_step = -1
         self.stalled_s = 0.0  # how long the last save held up the step after it
+        self.has_started = False
 
     def to_the_end(self, start: StartMode, initialise_from: str | None, tensorboard: bool) -> tuple[str, int]:
         """(status, step): runs to the last step, or to a signal, with rewinds in between."""
@@ -70,6 +74,7 @@ class Run:
             print(f"{name:>16}: {value}", file=self.stream, flush=True)
         if step > 0:
             self.clock.mark_restarted()
+        self.has_started = True
         while True:
             self._forget_after(int(state["step"]))
             outcome = self._steps(state, skipped)
@@ -82,7 +87,11 @@ class Run:
         print(
             f"jaxml: {summarize(read_metrics(self.directory.metrics), self.clock.summary()).verdict}", file=self.stream
         )
-        write_report(self.assembly, self.directory, self.facts, self.clock, [str(event) for event in self.guard.events])
+        try:
+            events = [str(event) for event in self.guard.events]
+            write_report(self.assembly, self.directory, self.facts, self.clock, events)
+        except RunError as refused:
+            print(f"jaxml: {refused}", file=self.stream)  # the run itself is complete and saved
         return status, step
 
     def close(self) -> None:
@@ -96,6 +105,13 @@ class Run:
             print(f"jaxml: the checkpoint of step {step} is left aside: {fault}", file=self.stream, flush=True)
         latest = self.store.latest_step() if start in ("resume", "must-resume") else None
         if latest is not None:
+            if latest > self.experiment.train.steps:
+                raise RunError(
+                    "train.steps",
+                    expected=f"at least {latest}, the step of the newest checkpoint",
+                    got=str(self.experiment.train.steps),
+                    todo=f"pass --train.steps {latest} or more",
+                )
             with self.clock.span("restart"):
                 return *self._restore(latest), f"{start}: at step {latest}"
         found_none = " (no complete checkpoint was found)" if start == "resume" else ""
@@ -104,7 +120,8 @@ class Run:
 
     def _first_state(self) -> State:
         """The state at step 0: drawn from the seed, or with the parameters of another checkpoint."""
-        state = self.program.init(self.experiment.train.seed)
+        with self.clock.span("compile"):
+            state = self.program.init(self.experiment.train.seed)
         if self.initialise_from is not None:
             state["params"] = initial_params(self.assembly, self.initialise_from)
             if "ema" in state:
@@ -153,18 +170,32 @@ class Run:
     def _catch_up(self, state: State) -> None:
         """Measure what the last process was stopped from measuring at its last step, and complete that step's line."""
         step = int(state["step"])
-        line = next((r for r in reversed(read_metrics(self.directory.metrics)) if r["step"] == step), {"step": step})
+        line = self._logged(step)
         if step > 0 and self._evaluates_at(step) and "eval_loss" not in line:
             line |= self._evaluate(state)
-            self.log.truncate(step - 1)
-            self.log.write(step, line)
+            self.log.amend(step, line)
+            if self.board is not None:
+                self.board.write(step, line)
         self.metrics |= {name: value for name, value in line.items() if name == "loss" or name.startswith("eval_")}
+
+    def _logged(self, step: int) -> dict[str, Any]:
+        """What metrics.jsonl says about a step."""
+        found = (record for record in reversed(read_metrics(self.directory.metrics)) if record["step"] == step)
+        return next(found, {"step": step})
 
     def _evaluate(self, state: State) -> dict[str, float]:
         """The held-out metrics of a state; empty when a signal cut it short."""
+        with self.clock.span("compile"):
+            self.program.eval_step.compile(self.assembly.eval_batches().batch(0))
         with self.clock.span("eval"):
             params = self.program.eval_params(state)
             measured = evaluate(self.assembly, params, self.interruption.poll) or {}
+        best = self.experiment.checkpoint.best_metric
+        if measured and self.experiment.checkpoint.keep_best and best not in measured:
+            known = [*measured, "loss"]
+            raise ConfigError(
+                "checkpoint.best_metric", expected="a metric of this run", got=best, todo=suggest(best, known)
+            )
         self.metrics |= measured
         return measured
 
@@ -195,21 +226,33 @@ class Run:
             self.board.write(event.step, line)
         progress.write(event.step, line)
         if event.state is not None and self._saves_at(event.step):
-            self.stalled_s = self._save(event.state, skipped)
+            self.stalled_s = self._save(event.state, skipped, line)
+        if event.state is not None and self._evaluates_at(event.step):
+            progress.note(
+                f"step {event.step}: {', '.join(f'{n} {v:.4f}' for n, v in line.items() if n.startswith('eval_'))}"
+            )
 
     def _utilisation(self, tokens_per_s: float) -> dict[str, float]:
         kind = self.assembly.mesh.devices.flat[0].device_kind
         mfu = model_flop_utilisation(self.experiment, tokens_per_s, kind, self.assembly.mesh.size)
         return {} if mfu is None else {"mfu": mfu}
 
-    def _save(self, state: State, skipped: tuple[int, ...]) -> float:
-        """Save, unless this very step is saved already; returns the seconds for which training stood still."""
+    def _save(self, state: State, skipped: tuple[int, ...], line: Mapping[str, Any] | None = None) -> float:
+        """Save, unless this very step is saved already; returns the seconds for which training stood still.
+
+        The manifest's metrics are those measured at this step: from its line, or from the log.
+        """
         step = int(state["step"])
         if step == self.saved_step:
             return 0.0
         begun = time.perf_counter()
+        if line is None:
+            line = self._logged(step)
+        metrics = {name: value for name, value in line.items() if name == "loss" or name.startswith("eval_")}
+        with self.clock.span("compile"):
+            self.saver.compile(state)
         with self.clock.span("checkpoint"):
-            self.saver.save(state, skipped, self.metrics)
+            self.saver.save(state, skipped, metrics)
         if self.board is not None:
             self.board.flush()
         self.saved_step = step
@@ -218,6 +261,7 @@ class Run:
     def _rewind(self, verdict: GuardEvent) -> tuple[State, tuple[int, ...]]:
         """The state of the newest checkpoint, and the data steps to leave out from there on; step 0 where there is none."""
         print(f"jaxml: {verdict}", file=self.stream, flush=True)
+        self.metrics = {}
         with self.clock.span("restart"):
             self.store.wait()
             latest = self.store.latest_step()

@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxml import __version__
+from jaxml import __version__, trees
 from jaxml.checkpoint.manifest import Manifest
 from jaxml.checkpoint.probe import check, probe_tokens, record
 from jaxml.checkpoint.store import CheckpointStore, describe_leaves, find_checkpoint
 from jaxml.config.spec import from_json, to_json
-from jaxml.errors import CheckpointError
+from jaxml.data.prepared import Prepared
+from jaxml.errors import CheckpointError, Fault
 from jaxml.models.build import BoundModel
 from jaxml.models.check import decoder_of
 from jaxml.recipes.assemble import Assembly
@@ -54,12 +55,17 @@ class Saver:
         refuse_changed_experiment(
             from_json(manifest.experiment), self.assembly.experiment, f"the checkpoint of step {step}"
         )
+        refuse_other_data(manifest, self.assembly.prepared, f"the checkpoint of step {step}")
         abstract = {name: part for name, part in self.assembly.program.abstract_state.items() if name in PARTS}
         state = self.store.restore(step, abstract)
         sharding = self.assembly.program.state_shardings["step"]
         state["step"] = jax.device_put(jnp.asarray(step, jnp.int32), sharding)
         self._check_probe(state, manifest)
         return state, tuple(manifest.skipped_steps)
+
+    def compile(self, state: dict[str, Any]) -> None:
+        """Compile what saving computes, so that the first save takes no longer than the others."""
+        self._probe(state)
 
     def _check_probe(self, state: dict[str, Any], manifest: Manifest) -> None:
         faults = check(manifest.probe, self._probe(state), **self._circumstances())
@@ -105,6 +111,26 @@ class Saver:
         )
 
 
+def refuse_other_data(manifest: Manifest, prepared: Prepared, owner: str) -> None:
+    """Raise CheckpointError when `owner` was trained on other data, or another tokenizer, than `prepared` holds."""
+    pairs = {
+        "data": (manifest.data_fingerprint, prepared.fingerprint),
+        "tokenizer": (manifest.tokenizer_fingerprint, prepared.tokenizer_fingerprint),
+    }
+    faults = [
+        Fault(
+            f"the {what} of {owner}",
+            f"the fingerprint that it was trained on, {sealed[:16]}",
+            f"{found[:16]} in {prepared.directory}",
+            "restore the data it was trained on, or start a new run with --start initialise-from",
+        )
+        for what, (sealed, found) in pairs.items()
+        if sealed != found
+    ]
+    if faults:
+        raise CheckpointError.from_faults(faults)
+
+
 def probe_function(model: BoundModel, experiment: Any) -> Any:
     """A function params -> logits of the fixed probe batch: what serving recomputes before it starts."""
     decoder = decoder_of(experiment.model)
@@ -127,7 +153,18 @@ def initial_params(assembly: Assembly, path: str) -> dict[str, Any]:
     directory, step = find_checkpoint(path)
     store = CheckpointStore(directory, assembly.experiment.checkpoint)
     try:
-        part = "ema" if "ema" in store.manifest(step).leaves else "params"
-        return store.restore(step, {part: assembly.program.abstract_state["params"]})[part]
+        leaves = store.manifest(step).leaves
+        part = "ema" if "ema" in leaves else "params"
+        wanted = assembly.program.abstract_state["params"]
+        stored = trees.unflatten(
+            {
+                path: jax.ShapeDtypeStruct(
+                    leaf.shape, leaves[part].get(path, [None, leaf.dtype])[1], sharding=leaf.sharding
+                )
+                for path, leaf in trees.flatten(wanted).items()
+            }
+        )
+        found = store.restore(step, {part: stored})[part]
+        return jax.tree.map(lambda value, leaf: value.astype(leaf.dtype), found, wanted)
     finally:
         store.close()

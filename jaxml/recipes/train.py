@@ -6,6 +6,7 @@ experiments call `train`. All input and output of a run happens here; the step a
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,16 +15,25 @@ from typing import Any
 
 import jax
 
-from jaxml.checkpoint.store import CheckpointStore
+from jaxml.checkpoint.store import CheckpointStore, find_checkpoint
 from jaxml.config.spec import from_json
-from jaxml.data.tokenise import Progress as PrepareProgress
 from jaxml.devices.start import tune_allocator, use_compilation_cache
-from jaxml.errors import CheckpointError, RunError
-from jaxml.observe.progress import Stream
-from jaxml.recipes.assemble import assemble
+from jaxml.errors import JaxmlError, RunError
+from jaxml.observe.progress import Stream, Unbreakable
+from jaxml.recipes.assemble import assemble, check
 from jaxml.recipes.experiment import Experiment
 from jaxml.recipes.interruption import REQUEUE_EXIT_CODE, Interruption
-from jaxml.recipes.run_directory import RunDirectory, RunLock, StartMode, open_run, read_record, write_record
+from jaxml.recipes.preparing import Teller
+from jaxml.recipes.run_directory import (
+    RunDirectory,
+    RunLock,
+    RunRecord,
+    StartMode,
+    open_run,
+    read_record,
+    refuse_url,
+    write_record,
+)
 from jaxml.recipes.running import Run
 from jaxml.recipes.saving import Saver
 from jaxml.telemetry import WallClock
@@ -47,6 +57,7 @@ class TrainOptions:
 
     `cache_dir`: where compiled programs are kept between processes (None: not kept).
     `owns_process`: the wall-clock account begins at the start of the process, and the allocator is tuned.
+    `interruption`: one that already listens, so that a signal during the imports is heard.
     """
 
     start: StartMode = "fresh"
@@ -56,6 +67,7 @@ class TrainOptions:
     tensorboard: bool = False
     owns_process: bool = False
     stream: Stream | None = None
+    interruption: Interruption | None = None
 
 
 class _Left(Exception):
@@ -76,9 +88,12 @@ def train(experiment: Experiment, run_dir: str | Path, options: TrainOptions = T
         use_compilation_cache(options.cache_dir)
     if "float64" in (experiment.precision.params, experiment.precision.compute):
         jax.config.update("jax_enable_x64", True)
+    refuse_url(run_dir)
     directory = RunDirectory(Path(run_dir))
     directory.path.mkdir(parents=True, exist_ok=True)
-    with Interruption() as interruption, RunLock(directory):
+    with contextlib.ExitStack() as stack:
+        interruption = options.interruption or stack.enter_context(Interruption())
+        stack.enter_context(RunLock(directory))
         return _train(experiment, directory, options, clock, interruption)
 
 
@@ -104,60 +119,61 @@ def resume(
 def _train(
     experiment: Experiment, directory: RunDirectory, options: TrainOptions, clock: WallClock, interruption: Interruption
 ) -> TrainResult:
-    stream = options.stream or sys.stderr
-    store = CheckpointStore(str(directory.checkpoints), experiment.checkpoint)
-    record = open_run(directory, experiment, options.start, store.latest_step() is not None, options.source)
-    clock.add_previous(dict(record.clock_s))
-    write_record(directory, record)
-    result: TrainResult | None = None
-    try:
+    stream = Unbreakable(options.stream or sys.stderr)
+    before = read_record(directory)
+    with CheckpointStore(str(directory.checkpoints), experiment.checkpoint) as store:
+        has_checkpoint = store.latest_step() is not None
+        record = open_run(directory, experiment, options.start, has_checkpoint, options.source, options.initialise_from)
+        check(experiment)
+        if options.initialise_from is not None:
+            find_checkpoint(options.initialise_from)
+        clock.add_previous(dict(record.clock_s))
+        write_record(directory, record)
+        run: Run | None = None
+        status, step, exit_code = "failed", 0, 1
         try:
-            assembly = assemble(experiment, _prepare_progress(stream, interruption))
-        except _Left:
-            return (result := _result(directory, "interrupted", 0, {}, clock))
-        for note in assembly.prepared.notes:
-            print(f"jaxml: {note}", file=stream)
-        run = Run(assembly, directory, store, Saver(assembly, store, record), clock, interruption, stream)
-        try:
-            status, step = run.to_the_end(options.start, options.initialise_from, options.tensorboard)
+            try:
+                assembly = assemble(experiment, Teller(stream, lambda: _leave_if(interruption.poll())))
+            except _Left:
+                status, exit_code = "interrupted", REQUEUE_EXIT_CODE
+                return TrainResult(str(directory.path), status, 0, exit_code, {}, clock.summary())
+            for note in assembly.prepared.notes:
+                print(f"jaxml: {note}", file=stream)
+            run = Run(assembly, directory, store, Saver(assembly, store, record), clock, interruption, stream)
+            status, step = run.to_the_end(options.start, record.initialise_from, options.tensorboard)
+            exit_code = REQUEUE_EXIT_CODE if status == "interrupted" else 0
+            return TrainResult(str(directory.path), status, step, exit_code, dict(run.metrics), clock.summary())
+        except JaxmlError as failure:
+            exit_code = failure.exit_code
+            raise
         finally:
-            run.close()
-        return (result := _result(directory, status, step, run.metrics, clock))
-    finally:
-        failure = sys.exc_info()[1]
-        if result is None:
-            _close_quietly(store, stream)
-        status = result.status if result else "failed"
-        exit_code = result.exit_code if result else getattr(failure, "exit_code", 1)
-        clock_s = tuple(clock.summary().items())
-        write_record(directory, replace(record, status=status, exit_code=exit_code, clock_s=clock_s))
+            if run is not None:
+                run.close()
+            ended = replace(record, status=status, exit_code=exit_code, clock_s=tuple(clock.summary().items()))
+            if status == "failed" and (run is None or not run.has_started):
+                _undo(directory, before)  # a corrected command finds what this one found
+            else:
+                _write_last(directory, ended, status, stream)
 
 
-def _result(
-    directory: RunDirectory, status: str, step: int, metrics: dict[str, float], clock: WallClock
-) -> TrainResult:
-    exit_code = REQUEUE_EXIT_CODE if status == "interrupted" else 0
-    return TrainResult(str(directory.path), status, step, exit_code, dict(metrics), clock.summary())
+def _leave_if(is_requested: bool) -> None:
+    if is_requested:
+        raise _Left
 
 
-def _close_quietly(store: CheckpointStore, stream: Stream) -> None:
-    """On the way out with another error: a failed save is told, and does not take that error's place."""
+def _undo(directory: RunDirectory, before: RunRecord | None) -> None:
+    """A start that failed before its first step leaves no record of itself."""
+    if before is not None:
+        write_record(directory, before)
+    else:
+        directory.run_json.unlink(missing_ok=True)
+
+
+def _write_last(directory: RunDirectory, record: RunRecord, status: str, stream: Stream) -> None:
+    """The record at the end. When the run failed already, the disk's refusal is told and does not hide that failure."""
     try:
-        store.close()
-    except CheckpointError as error:
-        print(f"jaxml: {error}", file=stream)
-
-
-def _prepare_progress(stream: Stream, interruption: Interruption) -> Callable[[PrepareProgress], None]:
-    """Tells each new stage of a preparation, and leaves when a signal came: the finished shards are kept."""
-    told: set[str] = set()
-
-    def show(progress: PrepareProgress) -> None:
-        if interruption.poll():
-            raise _Left
-        if progress.stage not in told or progress.shards:
-            told.add(progress.stage)
-            counts = f", {progress.documents:,} documents, {progress.tokens:,} tokens" if progress.tokens else ""
-            print(f"preparing data: {progress.stage} {progress.name}{counts}", file=stream, flush=True)
-
-    return show
+        write_record(directory, record)
+    except RunError as refused:
+        if status != "failed":
+            raise
+        print(f"jaxml: {refused}", file=stream)

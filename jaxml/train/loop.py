@@ -57,11 +57,6 @@ class StepEvent:
     state: State | None
     suspect_params: Any
 
-    @property
-    def records(self) -> tuple[np.ndarray, np.ndarray]:
-        """(source, record) of each row of the batch."""
-        return self.batch["source"], self.batch["record"]
-
 
 def run_steps(
     program: Steps,

@@ -102,10 +102,11 @@ class GuardSpec(Spec):
     `on_nonfinite`: stop, skip the update and go on, or rewind to the last good checkpoint and leave the step's records
     out.
     `spike_threshold`: robust standard deviations (median and MAD over the last `spike_window` losses) above which a
-    loss is a spike that rewinds (0: off). After `max_rewinds` the run stops.
+    loss is a spike that rewinds (0: off). After `max_rewinds`, or `max_skips` skipped updates in a row, the run stops.
     """
 
     on_nonfinite: Literal["stop", "skip", "rewind"] = "stop"
     spike_threshold: float = 0.0
     spike_window: int = 50
     max_rewinds: int = 3
+    max_skips: int = 10

@@ -27,7 +27,7 @@ from jaxml.tasks.spec import TaskSpec
 from jaxml.train.gradients import loss_gradients
 from jaxml.train.lowered import PROVENANCE, LoweredOnce
 from jaxml.train.optimizer import build_optimizer, learning_rate
-from jaxml.train.spec import GuardSpec, OptimizerSpec, TrainSpec
+from jaxml.train.spec import OptimizerSpec, TrainSpec
 from jaxml.train.state import State, abstract_state, bytes_per_device, init_state, widen
 
 Metrics: TypeAlias = dict[str, Any]
@@ -49,10 +49,9 @@ class Program:
         optimizer: optax.GradientTransformationExtraArgs,
         optimizer_spec: OptimizerSpec,
         train_spec: TrainSpec,
-        guard_spec: GuardSpec,
         mesh: Mesh,
     ):
-        self.bound, self.task, self.mesh, self.guard_spec = bound, task, mesh, guard_spec
+        self.bound, self.task, self.mesh = bound, task, mesh
         self.has_ema = optimizer_spec.ema_decay > 0
         self.abstract_state, self.notes = abstract_state(bound, optimizer, self.has_ema, mesh)
         self.state_shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state)
@@ -118,7 +117,6 @@ def build_program(
     task_spec: TaskSpec,
     optimizer_spec: OptimizerSpec,
     train_spec: TrainSpec,
-    guard_spec: GuardSpec,
     mesh: Mesh,
     precision_spec: PrecisionSpec = PrecisionSpec(),
     execution_spec: ExecutionSpec = ExecutionSpec(),
@@ -137,7 +135,7 @@ def build_program(
         )
     bound = bind_model(model_spec, precision_spec, execution_spec, mesh.devices.flat[0].platform)
     optimizer = build_optimizer(optimizer_spec, train_spec.steps, bound.logical_axes)
-    return Program(bound, task, optimizer, optimizer_spec, train_spec, guard_spec, mesh)
+    return Program(bound, task, optimizer, optimizer_spec, train_spec, mesh)
 
 
 def train_step(

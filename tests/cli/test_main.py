@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxml.cli.main import VERBS, main
+from jaxml.cli.experiment_file import load_experiment
+from jaxml.cli.main import VERBS, finite, main
 from jaxml.recipes import assemble as assemble_module
 from tests.recipes.conftest import StraightRun, shared_program, straight  # noqa: F401
 
@@ -94,6 +95,28 @@ def test_a_misspelt_key_is_refused_with_a_suggestion(file: str, capsys: pytest.C
     assert left.value.code == 2
     captured = capsys.readouterr()
     assert "--optimizer.learning-rate" in captured.out + captured.err
+
+
+def test_json_is_one_object_also_when_the_command_was_wrong(
+    file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["resume", "--json"])
+    assert last_json(capsys)["error"] == "usage"
+    broken = tmp_path / "broken.py"
+    broken.write_text("def config():\n    return 1 / 0\n")
+    assert main(["train", str(broken), "--json"]) == 2
+    assert "ZeroDivisionError" in last_json(capsys)["faults"][0]["got"]
+    assert main(["train", str(Path(__file__).parents[2] / "README.md"), "--json"]) == 2
+    assert last_json(capsys)["error"] == "ConfigError"
+    assert finite({"a": [float("nan"), 1.0], "b": float("inf")}) == {"a": [None, 1.0], "b": None}
+
+
+def test_modules_beside_an_experiment_can_be_imported(straight: StraightRun, tmp_path: Path) -> None:  # noqa: F811
+    (tmp_path / "beside_it.py").write_text("STEPS = 7\n")
+    text = FILE.format(directory=str(straight.run_dir.parent)).replace("def config", "from beside_it import STEPS\ndef config")
+    (tmp_path / "experiment.py").write_text(text)
+    load_experiment(str(tmp_path / "experiment.py"), [])
 
 
 def test_every_verb_has_help_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:

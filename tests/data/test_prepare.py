@@ -19,11 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxml.config.spec import Spec
+from jaxml.data.layout import VERIFIED_FILE
 from jaxml.data.prepare import prepare
 from jaxml.data.prepared import Prepared, open_prepared
 from jaxml.data.sources import Document
 from jaxml.data.spec import DataSpec, JsonlSource, TextSource
-from jaxml.data.tokenise import BATCH_DOCUMENTS, Progress, hash_text, is_held_out, write_shards
+from jaxml.data.tokenise import BATCH_DOCUMENTS, REPORT_TEXTS, Progress, hash_text, is_held_out, write_shards
 from jaxml.errors import ConfigError, DataError
 from jaxml.inputs.spec import BpeTokenizerSpec, ByteTokenizerSpec, CharTokenizerSpec, HuggingFaceTokenizerSpec
 from jaxml.inputs.tokenizers import ByteTokenizer, CharTokenizer, build_tokenizer
@@ -38,7 +39,9 @@ def lines_spec(path: str, folder: Path, **changes: Any) -> DataSpec:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+    """All files but the one that holds inodes and times."""
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != VERIFIED_FILE]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
 def all_documents(prepared: Prepared) -> list[str]:
@@ -129,6 +132,25 @@ def test_after_a_kill_finished_shards_are_kept_and_not_tokenised_again(tmp_path:
     assert again == kept
     assert contents(resumed.directory)["documents.npy"] == contents(straight.directory)["documents.npy"]
     assert resumed.fingerprint == straight.fingerprint
+
+
+@pytest.mark.parametrize("tokenizer", [BpeTokenizerSpec(260), CharTokenizerSpec()])
+def test_what_progress_raises_leaves_the_training_of_a_tokenizer(
+    tmp_path: Path, write_lines: Write, tokenizer: Any
+) -> None:
+    spec = lines_spec(write_lines("a.txt", [sentence(n) for n in range(2 * REPORT_TEXTS)]), tmp_path)
+    reported: list[int] = []
+
+    def report(progress: Progress) -> None:
+        reported.append(progress.documents)
+        if progress.stage == "tokenizer" and progress.documents == REPORT_TEXTS:
+            raise Killed
+
+    with pytest.raises(Killed):
+        prepare(dataclasses.replace(spec, tokenizer=tokenizer), progress=report)
+    assert reported[-1] == REPORT_TEXTS
+    assert not (tmp_path / "prepared" / "tokenizer").exists()
+    assert prepare(dataclasses.replace(spec, tokenizer=tokenizer)).num_rows("train")
 
 
 def test_a_kill_at_any_file_operation_loses_nothing(
@@ -394,7 +416,7 @@ def test_labels_are_numbered_in_class_order_and_unknown_ones_named(tmp_path: Pat
     spec = DataSpec((source,), str(tmp_path / "prepared"), 16, packing="single", held_out=0.2)
     prepared = prepare(spec, has_labels=("ham", "spam"))
     assert prepared.documents["label"].tolist() == [int(n % 3 == 0) for n in range(40)]
-    assert sum(prepared.label_counts("train").values()) == prepared.num_rows("train")[0]
+    assert prepared.num_rows("train")[0] == int((prepared.documents["split"] == 0).sum())
     write_lines("a.jsonl", [*rows, json.dumps({"text": "x", "label": "spma"})])
     with pytest.raises(DataError, match=r"a\.jsonl, line 41\n(.|\n)*'ham', 'spam'(.|\n)*did you mean 'spam'"):
         prepare(dataclasses.replace(spec, prepared=str(tmp_path / "other")), has_labels=("ham", "spam"))

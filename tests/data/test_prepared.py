@@ -40,7 +40,7 @@ def test_a_truncated_extended_or_missing_file_is_refused_by_name(copied: Prepare
         with pytest.raises(DataError, match=f"{name}\n(.|\n)*no such file"):
             open_prepared(copied.spec)
         file.write_bytes(content)
-    open_prepared(copied.spec).verify()
+    open_prepared(copied.spec)
 
 
 def test_all_damaged_files_are_named_at_once(copied: Prepared) -> None:
@@ -50,18 +50,6 @@ def test_all_damaged_files_are_named_at_once(copied: Prepared) -> None:
     with pytest.raises(DataError) as caught:
         open_prepared(copied.spec)
     assert sorted(Path(fault.failed).name for fault in caught.value.faults) == names
-
-
-def test_verify_finds_a_changed_byte_in_any_file(copied: Prepared) -> None:
-    for name in files(copied):
-        file = copied.directory / name
-        content = bytearray(file.read_bytes())
-        content[-1] ^= 1
-        file.write_bytes(content)
-        with pytest.raises(DataError, match=f"{name}\n(.|\n)*other bytes"):
-            open_prepared(copied.spec).verify()
-        content[-1] ^= 1
-        file.write_bytes(content)
 
 
 def test_a_damaged_record_or_tokenizer_is_refused(copied: Prepared) -> None:

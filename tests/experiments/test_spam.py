@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import io
+import json
 import math
 import re
 import sys
@@ -96,12 +97,12 @@ def test_a_winner_is_named_only_when_the_interval_excludes_zero(low, high, says)
 
 def small_experiment(directory: Path) -> Experiment:
     """The experiment on the first messages only, with one layer of width 8, for a few steps on one device."""
-    lines = spam.MESSAGES.read_text(encoding="utf-8").splitlines(keepends=True)[:NUM_MESSAGES]
-    (directory / "messages.tsv").write_text("".join(lines), encoding="utf-8")
+    lines = spam.MESSAGES.read_text(encoding="utf-8").split("\n")[:NUM_MESSAGES]
+    (directory / "messages.tsv").write_text("\n".join(lines), encoding="utf-8")
     whole = spam.config()
     block = BlockSpec(AttentionSpec(num_heads=1, num_kv_heads=1, head_width=8, rope=RopeSpec()), MlpSpec(width=8))
     source = dataclasses.replace(whole.data.sources[0], path=str(directory / "messages.tsv"))
-    decoder = dataclasses.replace(whole.model.decoder, vocab_size=300, width=8, num_layers=1, blocks=(block,), context_length=32)
+    decoder = dataclasses.replace(whole.model.decoder, width=8, num_layers=1, blocks=(block,), context_length=32)
     return dataclasses.replace(
         whole,
         model=dataclasses.replace(whole.model, decoder=decoder),
@@ -125,7 +126,7 @@ def test_a_few_steps_of_the_experiment_end_in_a_verdict_on_the_same_messages(tmp
 
     prepared = prepare_data(experiment)
     parts = [spam.messages(prepared, split) for split in ("train", "held_out")]
-    lines = [line.split("\t") for line in (tmp_path / "messages.tsv").read_text(encoding="utf-8").splitlines()]
+    lines = [line.split("\t") for line in (tmp_path / "messages.tsv").read_text(encoding="utf-8").split("\n")]
     seen = sorted(
         (spam.LABELS[int(flag)], text) for texts, flags in parts for text, flag in zip(texts, flags, strict=True)
     )
@@ -143,6 +144,11 @@ def test_a_few_steps_of_the_experiment_end_in_a_verdict_on_the_same_messages(tmp
     verdict = table.splitlines()[-1]
     assert verdict.startswith("verdict: accuracy: ")
     assert "spam recall" in verdict
+
+
+def test_the_tokenizer_in_the_repository_is_that_of_the_training_messages():
+    rebuilt = spam.train_tokenizer().files()["tokenizer.json"]
+    assert json.loads(rebuilt)["model"] == json.loads(spam.TOKENIZER.read_bytes())["model"]
 
 
 def test_without_scikit_learn_the_script_says_so_before_it_trains(tmp_path, monkeypatch, capsys):

@@ -96,13 +96,13 @@ def bad_run(tmp_path: Path, kind: str, experiment: Experiment) -> tuple[Experime
         case "mesh larger than the devices":
             return replaced(experiment, mesh=dict(data=64), train=dict(batch_size=128)), DeviceError
         case "corrupted shard":
-            from jaxml.recipes.assemble import prepare_data
+            from jaxml.recipes.preparing import prepare_data
 
             prepared = prepare_data(experiment)
             shard = max(prepared.directory.rglob("*"), key=lambda p: p.stat().st_size if p.is_file() else 0)
             shard.write_bytes(shard.read_bytes()[:-7])
         case "stale fingerprint":
-            from jaxml.recipes.assemble import prepare_data
+            from jaxml.recipes.preparing import prepare_data
 
             prepare_data(experiment)
             text.write_text(text.read_text() + "\n\nAnother paragraph.")

@@ -15,6 +15,7 @@ from jaxml.observe.metrics_log import read_metrics
 from jaxml.recipes import assemble as assemble_module
 from jaxml.recipes.experiment import Experiment
 from jaxml.recipes.guarding import read_events
+from jaxml.recipes.preparing import prepare_data
 from jaxml.recipes.run_directory import RunDirectory, read_record
 from jaxml.recipes.seen import open_run_data, seen_by
 from jaxml.recipes.train import resume, train
@@ -131,7 +132,7 @@ def poisoned_late(experiment: Experiment, byte: int) -> Experiment:
     for seed in range(100):
         data = dataclasses.replace(experiment.data, seed=seed, prepared=f"{experiment.data.prepared}-{seed}")
         candidate = dataclasses.replace(experiment, data=data)
-        prepared = assemble_module.prepare_data(candidate)
+        prepared = prepare_data(candidate)
         batch_size = candidate.train.batch_size
         order = assemble_module.TrainBatches(prepared, batch_size).order
         rows = prepared.rows_of_document(prepared.find_document(line(byte))[0])
@@ -161,6 +162,11 @@ def test_a_run_killed_right_after_a_rewind_still_leaves_the_step_out(
             train(experiment, tmp_path / "run", quiet())
     result = resume(tmp_path / "run", stream=quiet().stream)
     assert result.metrics == straight.metrics
+
+
+def test_skips_in_a_row_are_limited(tmp_path: Path) -> None:
+    with pytest.raises(NonFiniteError, match="0 updates in a row were skipped"):
+        train(poisoned(tmp_path, NAN_BYTE, on_nonfinite="skip", max_skips=0), tmp_path / "run", quiet())
 
 
 def test_rewinds_are_limited(tmp_path: Path) -> None:

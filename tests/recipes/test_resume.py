@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
 import shutil
 import signal
 from collections.abc import Callable
@@ -11,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from jaxml.checkpoint.compare import compare
-from jaxml.errors import CheckpointError, JaxmlError, RunError
+from jaxml.checkpoint.compare import compare, describe
+from jaxml.errors import CheckpointError, ConfigError, JaxmlError, RunError
 from jaxml.observe.metrics_log import read_metrics
-from jaxml.recipes import assemble as assemble_module
-from jaxml.recipes import running
+from jaxml.recipes import preparing, running
 from jaxml.recipes.evaluate import evaluate as real_evaluate
 from jaxml.recipes.experiment import Experiment
 from jaxml.recipes.interruption import REQUEUE_EXIT_CODE, Interruption
@@ -136,7 +137,7 @@ def test_a_signal_while_data_is_prepared_leaves_nothing_half_done(
 ) -> None:
     experiment = change(data=dict(prepared=str(tmp_path / "prepared")))
 
-    real = assemble_module.prepare
+    real = preparing.prepare
 
     def signalling(*arguments, progress, **named):
         def tell(where):
@@ -147,7 +148,7 @@ def test_a_signal_while_data_is_prepared_leaves_nothing_half_done(
         return real(*arguments, progress=tell, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(assemble_module, "prepare", signalling)
+        patch.setattr(preparing, "prepare", signalling)
         result = train(experiment, tmp_path / "run", quiet())
     assert (result.status, result.step) == ("interrupted", 0)
     assert resume(tmp_path / "run", stream=quiet().stream).status == "finished"
@@ -221,6 +222,72 @@ def test_initialise_from_takes_parameters_only(straight: StraightRun, tmp_path: 
     first = read_metrics(straight.run_dir / "metrics.jsonl")[0]["loss"]
     assert result.step == 1
     assert result.metrics["loss"] < first
+
+
+def test_a_run_from_other_parameters_keeps_its_origin_when_it_is_stopped_before_its_first_checkpoint(
+    straight: StraightRun, tmp_path: Path, change, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = change(train=dict(steps=3), optimizer=dict(schedule=ScheduleSpec()))
+    options = quiet(start="initialise-from", initialise_from=str(straight.run_dir))
+    train(experiment, tmp_path / "straight", options)
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running.Run, "_after_step", killed)
+        with pytest.raises(Killed):
+            train(experiment, tmp_path / "run", options)
+    resume(tmp_path / "run", stream=quiet().stream)
+    assert curve(tmp_path / "run") == curve(tmp_path / "straight")
+
+
+def test_a_start_that_fails_before_its_first_step_leaves_the_record_as_it_was(
+    straight: StraightRun, tmp_path: Path, change
+) -> None:
+    refused(ConfigError, lambda: train(change(checkpoint=dict(every=0)), tmp_path / "run", quiet()))
+    nothing = quiet(start="initialise-from", initialise_from=str(tmp_path))
+    refused(CheckpointError, lambda: train(straight.experiment, tmp_path / "run", nothing))
+    assert not (tmp_path / "run" / "run.json").exists()
+    before = (straight.run_dir / "run.json").read_bytes()
+    wrong = change(checkpoint=dict(every=0))
+    refused(ConfigError, lambda: resume(straight.run_dir, lambda _: wrong, stream=quiet().stream))
+    fewer = change(train=dict(steps=20))
+    error = refused(RunError, lambda: resume(straight.run_dir, lambda _: fewer, stream=quiet().stream))
+    assert "train.steps" in error.faults[0].failed
+    assert (straight.run_dir / "run.json").read_bytes() == before
+
+
+def test_a_run_does_not_go_on_over_other_data(straight: StraightRun, tmp_path: Path, change) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(straight.run_dir, run_dir)
+    other = tmp_path / "other.txt"
+    other.write_text(Path(straight.experiment.data.sources[0].path).read_text()[:-30] + "\nAnother line of the play.")
+    sources = tuple(dataclasses.replace(s, path=str(other)) for s in straight.experiment.data.sources)
+    elsewhere = change(data=dict(sources=sources, prepared=str(tmp_path / "prepared")))
+    error = refused(CheckpointError, lambda: resume(run_dir, lambda _: elsewhere, stream=quiet().stream))
+    assert "data" in error.faults[0].failed
+
+
+def test_the_manifest_holds_what_was_measured_at_its_own_step(straight: StraightRun) -> None:
+    measured = {step: describe(straight.run_dir / "checkpoints" / str(step)).manifest.metrics for step in (16, 20, 24)}
+    logged = {r["step"]: r for r in read_metrics(straight.run_dir / "metrics.jsonl")}
+    assert set(measured[20]) == {"loss"}
+    for step in (16, 24):
+        assert measured[step]["eval_loss"] == logged[step]["eval_loss"]
+
+
+def test_a_reader_that_leaves_does_not_end_the_run(straight: StraightRun, tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "w", buffering=1) as stream:
+        result = train(straight.experiment, tmp_path / "run", dataclasses.replace(quiet(), stream=stream))
+        assert result.status == "finished"
+        with contextlib.suppress(BrokenPipeError):
+            stream.close()
 
 
 def test_a_checkpoint_of_another_model_is_refused_with_every_difference(straight: StraightRun, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_a_run_goes_on_at_its_first_step():
 def test_a_step_that_is_not_finite_brings_the_newest_parameters_and_its_records():
     events = run(FakeProgram(broken=2), 0, 4)
     assert [event.suspect_params for event in events] == [None, "params after 3", None, None]
-    source, record = events[1].records
+    source, record = events[1].batch["source"], events[1].batch["record"]
     assert (source.tolist(), record.tolist()) == ([1], [1])
 
 

@@ -17,7 +17,7 @@ from jaxml.devices.spec import MeshSpec
 from jaxml.errors import ConfigError, RecompileError
 from jaxml.numerics.spec import PrecisionSpec
 from jaxml.train.gradients import loss_gradients
-from jaxml.train.spec import Adafactor, AdamW, GuardSpec, Lion, Muon, TrainSpec
+from jaxml.train.spec import Adafactor, AdamW, Lion, Muon, TrainSpec
 from jaxml.train.step import build_program, to_host
 from tests.train import tiny
 from tests.train.tiny import CLASSIFICATION, LANGUAGE, OPTIMIZER, ROWS, assert_close, host
@@ -263,7 +263,7 @@ def test_a_state_keeps_its_dtypes_and_its_moments_lie_as_their_parameters(rule, 
     mesh, precision = build_mesh(MeshSpec(2, 4)), PrecisionSpec(params_dtype, params_dtype)
     train = TrainSpec(steps=10, batch_size=ROWS)
     with jax.enable_x64(False):
-        program = build_program(tiny.DECODER, LANGUAGE, optimizer, train, GuardSpec(), mesh, precision)
+        program = build_program(tiny.DECODER, LANGUAGE, optimizer, train, mesh, precision)
         batch = program.put({n: jax.ShapeDtypeStruct(c.shape, c.dtype) for n, c in tiny.language_batch().items()})
         with jax.set_mesh(mesh):
             after, _ = jax.eval_shape(program.train_step.function, program.abstract_state, batch)
@@ -293,4 +293,4 @@ def test_accumulation_is_refused_for_a_task_whose_rows_interact(monkeypatch):
     monkeypatch.setattr("jaxml.tasks.language.LanguageModelingTask.rows_interact", True)
     train = TrainSpec(steps=10, batch_size=ROWS, accumulate=2)
     with pytest.raises(ConfigError, match=r"train\.accumulate"):
-        build_program(tiny.DECODER, LANGUAGE, OPTIMIZER, train, GuardSpec(), build_mesh(MeshSpec(1, 1)))
+        build_program(tiny.DECODER, LANGUAGE, OPTIMIZER, train, build_mesh(MeshSpec(1, 1)))

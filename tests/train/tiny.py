@@ -14,7 +14,7 @@ from jaxml.devices.spec import MeshSpec
 from jaxml.models.spec import AttentionSpec, BlockSpec, ClassifierSpec, DecoderSpec, MlpSpec, NormSpec, RopeSpec
 from jaxml.numerics.spec import PrecisionSpec
 from jaxml.tasks.spec import LanguageModeling, TextClassification
-from jaxml.train.spec import GuardSpec, OptimizerSpec, ScheduleSpec, TrainSpec
+from jaxml.train.spec import OptimizerSpec, ScheduleSpec, TrainSpec
 from jaxml.train.step import Program, build_program
 
 ROWS, TOKENS, VOCAB = 24, 7, 11
@@ -80,7 +80,7 @@ def program(accumulate: int = 1, data: int = 1, fsdp: int = 1, task: Any = LANGU
         model = DECODER if task is LANGUAGE else CLASSIFIER
         train = TrainSpec(steps=10, batch_size=ROWS, accumulate=accumulate, seed=3)
         mesh, precision = build_mesh(MeshSpec(data, fsdp)), PrecisionSpec("float64", "float64")
-        return build_program(model, task, OPTIMIZER, train, GuardSpec(), mesh, precision)
+        return build_program(model, task, OPTIMIZER, train, mesh, precision)
 
 
 def state_of(built: Program) -> dict[str, Any]:
