@@ -33,7 +33,7 @@ def config() -> Experiment:
             sequence_length=model.context_length,
         ),
         train=TrainSpec(steps=1000, batch_size=16, eval_every=250),
-        optimizer=OptimizerSpec(learning_rate=2e-3, schedule=ScheduleSpec("cosine", warmup_steps=50)),
+        optimizer=OptimizerSpec(learning_rate=2e-3, schedule=ScheduleSpec("cosine", warmup_steps=20)),
         checkpoint=CheckpointSpec(every=100),
     )
 

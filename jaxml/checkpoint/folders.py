@@ -6,8 +6,11 @@ that Orbax gives its files: a folder a step, in it one a part and one for the ma
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from etils import epath
 
@@ -30,53 +33,88 @@ def resolve(path: str | os.PathLike[str]) -> epath.Path:
 
 
 def step_folders(directory: epath.Path) -> list[int]:
-    """The steps after which folders of `directory` are named, ascending, complete or not; none where there is none."""
-    if not directory.is_dir():
-        return []
-    return sorted(int(entry.name) for entry in directory.iterdir() if _is_step_name(entry.name))
+    """The steps after which folders of `directory` are named, ascending, complete or not; none where there is none.
+
+    Raises CheckpointError where the directory is there and cannot be listed: that is not the same as none.
+    """
+    try:
+        names = _names_in(directory) or []
+    except OSError as error:
+        raise CheckpointError.from_faults([_no_answer(f"checkpoints in {directory}", error)]) from error
+    return sorted(int(name) for name in names if _is_step_name(name))
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What a folder is, why it is not complete (no faults when it is), and the manifest's JSON of a complete one.
+
+    `damaged`: something is missing, empty or cut off, as kills and full disks leave it; it may be passed over.
+    `unfinished`: the same on Google Cloud Storage, where Orbax removes it. `unreadable`: it may well be whole (the file
+    system gave an error, a newer jaxml wrote it, the seal is wrong): never removed, nor taken for nothing.
+    """
+
+    kind: Literal["complete", "unfinished", "damaged", "unreadable"]
+    faults: tuple[Fault, ...] = ()
+    manifest: Any = None
+
+
+def examine(directory: epath.Path, step: int) -> Examined:
+    """Whether `directory/step` is a complete, sealed checkpoint. Data files are not read."""
+    folder = directory / str(step)
+    try:
+        return _examine(directory, step)
+    except OSError as error:
+        return Examined("unreadable", (_no_answer(f"checkpoint {folder}", error),))
 
 
 def damage(directory: epath.Path, step: int) -> list[Fault]:
     """Why `directory/step` is not a complete, sealed checkpoint (empty when it is). Data files are not read."""
+    return list(examine(directory, step).faults)
+
+
+def complete_steps(directory: epath.Path) -> list[int]:
+    """The steps of complete checkpoints, ascending; those that are not complete are passed over.
+
+    Raises CheckpointError where none is complete and one is unreadable: to begin at step 0 would write over it.
+    """
+    found = {step: examine(directory, step) for step in step_folders(directory)}
+    complete = [step for step, examined in found.items() if examined.kind == "complete"]
+    unreadable = {step: examined for step, examined in found.items() if examined.kind == "unreadable"}
+    if unreadable and not complete:
+        steps = ", ".join(map(str, unreadable))
+        todo = "mend what is said below and resume; or move the folders away to begin at step 0"
+        first = Fault(f"checkpoints in {directory}", "a complete one", f"only unreadable ones, of step {steps}", todo)
+        raise CheckpointError.from_faults([first, *(fault for item in unreadable.values() for fault in item.faults)])
+    return complete
+
+
+def set_aside(directory: epath.Path, step: int) -> None:
+    """Rename the folder of a step that is not complete to `damaged-STEP` or `unreadable-STEP`: its step is free again.
+
+    An unfinished one is left to Orbax. Raises CheckpointError when it cannot be renamed.
+    """
+    kind = examine(directory, step).kind
+    if kind in ("complete", "unfinished"):
+        return
+    names = (f"{kind}-{step}{suffix}" for suffix in ("", *(f".{number}" for number in itertools.count(2))))
     folder = directory / str(step)
-    earlier = f"remove or move {folder}; resume then takes the newest complete checkpoint"
-    if not folder.is_dir():
-        kept = ", ".join(map(str, step_folders(directory))) or "none"
-        return [Fault(f"checkpoint {folder}", "a folder", "nothing there", f"take a step that is there: {kept}")]
-    names = [entry.name for entry in folder.iterdir()]
-    if not names:
-        return [Fault(f"checkpoint {folder}", "a manifest and arrays", "an empty folder", earlier)]
-    if str(folder).startswith("gs://") and COMMIT_FILE not in names:
-        return [Fault(f"checkpoint {folder}", f"the mark {COMMIT_FILE}", "an unfinished save", earlier)]
     try:
-        value = json.loads((folder / MANIFEST / MANIFEST_FILE).read_text())
-    except FileNotFoundError:
-        got = f"no manifest, only {', '.join(sorted(names)[:5])}"
-        todo = f"if jaxml wrote it, {earlier}; another program's checkpoint cannot be opened here"
-        return [Fault(f"checkpoint {folder}", "a sealed manifest", got, todo)]
-    except (OSError, ValueError) as error:
-        return [Fault(f"manifest of {folder}", "JSON", f"{type(error).__name__}: {error}", earlier)]
-    faults = verify(value, f"manifest of {folder}")
-    if faults:
-        return faults
-    if value["step"] != step:
-        return [Fault(f"checkpoint {folder}", f"a checkpoint of step {step}", f"one of {value['step']}", earlier)]
-    missing = [
-        f"{part}/{name}"
-        for part, leaves in value["leaves"].items()
-        for name in ARRAY_FILES
-        if leaves and not _has_content(folder / part / name)
-    ]
-    return [Fault(f"arrays of {folder}", f"a file {name}", "missing or empty", earlier) for name in missing]
+        folder.rename(next(directory / name for name in names if not (directory / name).exists()))
+    except OSError as error:
+        raise CheckpointError(
+            f"moving {folder}, which is {kind}, out of the way",
+            expected="a directory whose entries can be renamed",
+            got=f"{type(error).__name__}: {error}",
+            todo="mend its rights, or move the folder by hand",
+        ) from error
 
 
 def read_manifest(directory: epath.Path, step: int) -> Manifest:
     """The manifest of a complete checkpoint. Raises CheckpointError that says what is wrong with any other."""
-    faults = damage(directory, step)
-    if faults:
-        raise CheckpointError.from_faults(faults)
-    folder = directory / str(step)
-    return Manifest.from_json(json.loads((folder / MANIFEST / MANIFEST_FILE).read_text()), f"manifest of {folder}")
+    examined = examine(directory, step)
+    if examined.faults:
+        raise CheckpointError.from_faults(examined.faults)
+    return Manifest.from_json(examined.manifest, f"manifest of {directory / str(step)}")
 
 
 def find_checkpoint(path: str | os.PathLike[str]) -> tuple[str, int]:
@@ -102,6 +140,53 @@ def find_checkpoint(path: str | os.PathLike[str]) -> tuple[str, int]:
     raise CheckpointError.from_faults(faults or [_nothing_in(found)])
 
 
+def _examine(directory: epath.Path, step: int) -> Examined:
+    """`examine`, which answers for the OSErrors that this lets through."""
+    folder = directory / str(step)
+    checkpoint = f"checkpoint {folder}"
+    earlier = f"remove or move {folder}; resume then takes the newest complete checkpoint"
+    names = _names_in(folder)
+    if names is None:
+        kept = ", ".join(map(str, step_folders(directory))) or "none"
+        todo = f"take a step that is there: {kept}"
+        return Examined("damaged", (Fault(checkpoint, "a folder", "nothing there", todo),))
+    if not names:
+        return Examined("damaged", (Fault(checkpoint, "a manifest and arrays", "an empty folder", earlier),))
+    if str(folder).startswith("gs://") and COMMIT_FILE not in names:
+        return Examined("unfinished", (Fault(checkpoint, f"the mark {COMMIT_FILE}", "an unfinished save", earlier),))
+    try:
+        value = json.loads((folder / MANIFEST / MANIFEST_FILE).read_text())
+    except FileNotFoundError:
+        got = f"no manifest, only {', '.join(sorted(names)[:5])}"
+        todo = f"if jaxml wrote it, {earlier}; another program's checkpoint cannot be opened here"
+        return Examined("damaged", (Fault(checkpoint, "a sealed manifest", got, todo),))
+    except ValueError as error:
+        got = f"{type(error).__name__}: {error}"
+        return Examined("damaged", (Fault(f"manifest of {folder}", "JSON", got, earlier),))
+    faults = verify(value, f"manifest of {folder}")
+    if faults:
+        return Examined("unreadable", tuple(faults))
+    if value["step"] != step:
+        todo = f"rename it to {value['step']}, or move it away"
+        got = f"one of {value['step']}"
+        return Examined("unreadable", (Fault(checkpoint, f"a checkpoint of step {step}", got, todo),))
+    missing = [
+        f"{part}/{name}"
+        for part, leaves in value["leaves"].items()
+        for name in ARRAY_FILES
+        if leaves and not _has_content(folder / part / name)
+    ]
+    if missing:
+        lost = (Fault(f"arrays of {folder}", f"a file {name}", "missing or empty", earlier) for name in missing)
+        return Examined("damaged", tuple(lost))
+    return Examined("complete", manifest=value)
+
+
+def _no_answer(what: str, error: OSError) -> Fault:
+    todo = "mend the rights or the file system, then try again: what is there may be whole"
+    return Fault(what, "files that can be read", f"{type(error).__name__}: {error}", todo)
+
+
 def _nothing_in(directory: epath.Path) -> Fault:
     names = sorted(entry.name for entry in directory.iterdir())
     if any(UNFINISHED in name for name in names):
@@ -116,5 +201,24 @@ def _is_step_name(name: str) -> bool:
     return name.isascii() and name.isdigit() and str(int(name)) == name
 
 
+def _names_in(folder: epath.Path) -> list[str] | None:
+    """The names in a folder; None where there is none. Locally `is_dir` would take every OSError for "none"."""
+    if _is_remote(folder) and not folder.is_dir():
+        return None
+    try:
+        return [entry.name for entry in folder.iterdir()]
+    except FileNotFoundError:
+        return None
+
+
 def _has_content(path: epath.Path) -> bool:
-    return path.exists() and path.stat().length > 0
+    if _is_remote(path) and not path.exists():
+        return False
+    try:
+        return path.stat().length > 0
+    except FileNotFoundError:
+        return False
+
+
+def _is_remote(path: epath.Path) -> bool:
+    return "://" in str(path)

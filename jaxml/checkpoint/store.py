@@ -6,7 +6,8 @@ Reads `checkpoint.folders`, `checkpoint.manifest`, `checkpoint.spec`, `devices.s
 A store is a directory, local or an object-store URL, of one folder a step; Orbax writes each under a temporary name and
 renames it (on object stores: marks it) when complete. `save` copies the state to host memory and returns: the caller
 may donate its arrays at once, while one worker thread writes. Old checkpoints are renamed into a trash folder before
-they are removed, so a kill never leaves half a checkpoint under a step's name.
+they are removed, so a kill never leaves half a checkpoint under a step's name. A folder that is not a complete
+checkpoint is renamed when a writer begins, so that retention, which Orbax does, counts complete ones only.
 """
 
 from __future__ import annotations
@@ -21,10 +22,21 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import jax
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxml import trees
-from jaxml.checkpoint.folders import MANIFEST, UNFINISHED, damage, find_checkpoint, read_manifest, resolve, step_folders
+from jaxml.checkpoint.folders import (
+    MANIFEST,
+    UNFINISHED,
+    complete_steps,
+    damage,
+    find_checkpoint,
+    read_manifest,
+    resolve,
+    set_aside,
+    step_folders,
+)
 from jaxml.checkpoint.leaves import describe_leaves, restore_target, to_host
 from jaxml.checkpoint.manifest import Manifest, leaf_faults
 from jaxml.checkpoint.spec import CheckpointSpec
@@ -95,6 +107,8 @@ class CheckpointStore:
         step, write = self._pending
         error = write.exception()
         self._pending = None
+        if isinstance(error, CheckpointError):
+            raise error
         if error is not None:
             raise CheckpointError(
                 f"saving the checkpoint of step {step} to {self.directory}",
@@ -114,17 +128,29 @@ class CheckpointStore:
                 self._manager = None
 
     def discard_after(self, step: int) -> list[int]:
-        """Remove the checkpoints of later steps: a run that goes back must not meet them again. Returns those steps."""
+        """Remove the checkpoints of later steps: a run that goes back must not meet them again. Returns those steps.
+
+        Of those that are not complete, none is removed: they are renamed.
+        """
         self.wait()
         later = [found for found in step_folders(self.directory) if found > step]
-        for found in later:
-            self._open_manager().delete(found)
+        _synchronise("jaxml-discard")
+        if later:
+            manager = self._open_manager()
+            self._set_aside([found for found in later if found in manager.all_steps()])
+            manager.reload()
+            for found in manager.all_steps():
+                if found > step:
+                    manager.delete(found)
         self._sweep()
         return later
 
     def steps(self) -> list[int]:
-        """The steps of complete checkpoints, ascending. Unfinished and damaged ones are left out (see `damaged`)."""
-        return [step for step in step_folders(self.directory) if not damage(self.directory, step)]
+        """The steps of complete checkpoints, ascending. Others are left out (see `damaged`).
+
+        Raises CheckpointError where none is complete and one cannot be read, which may be whole.
+        """
+        return complete_steps(self.directory)
 
     def damaged(self) -> dict[int, Fault]:
         """Folders that are named like a checkpoint and are not a complete one, with what is wrong."""
@@ -132,14 +158,8 @@ class CheckpointStore:
         return {step: faults[0] for step, faults in found.items() if faults}
 
     def latest_step(self) -> int | None:
-        """The newest complete step, or None."""
+        """The newest complete step, or None where a run may begin at step 0. Raises CheckpointError like `steps`."""
         return max(self.steps(), default=None)
-
-    def best_step(self) -> int | None:
-        """The complete step with the best `spec.best_metric`; None where no checkpoint has a finite one."""
-        values = {step: self._quality(self.manifest(step).metrics) for step in self.steps()}
-        values = {step: value for step, value in values.items() if value > -math.inf}
-        return max(values, key=lambda step: (values[step], step), default=None)
 
     def manifest(self, step: int) -> Manifest:
         """The sealed manifest of a complete step. Raises CheckpointError that says what is wrong with any other."""
@@ -224,8 +244,9 @@ class CheckpointStore:
         }
         metrics = {name: value for name, value in manifest.metrics.items() if math.isfinite(value)}
         with self._dropped_on_failure() as manager:
-            if step in manager.all_steps():  # The remains of a damaged one: `save` has refused a complete one.
-                manager.delete(step)
+            if step in manager.all_steps():  # It became damaged after the writer began: a complete one is not saved.
+                self._set_aside([step])
+                manager.reload()
             items[MANIFEST] = ocp.args.JsonSave(manifest.to_json())
             manager.save(step, args=ocp.args.Composite(**items), metrics=metrics, force=True)
 
@@ -243,7 +264,10 @@ class CheckpointStore:
             raise
 
     def _open_manager(self) -> ocp.CheckpointManager:
-        """The writing manager. Making it removes unfinished folders, so readers never make one."""
+        """The writing manager. Making it removes unfinished folders and renames damaged ones, so readers never make one.
+
+        Raises CheckpointError where `steps` does: nothing is written beside checkpoints that could not be read.
+        """
         if self._manager is not None:
             return self._manager
         ocp = _orbax()
@@ -254,7 +278,9 @@ class CheckpointStore:
         if spec.keep_best:
             best = keep.BestN(get_metric_fn=self._quality, n=spec.keep_best, keep_checkpoints_without_metrics=False)
             policies.append(best)
+        complete = self.steps()
         self._sweep(unfinished=True)
+        self._set_aside([step for step in step_folders(self.directory) if step not in complete])
         manager = ocp.CheckpointManager(
             self.directory,
             options=ocp.CheckpointManagerOptions(
@@ -269,6 +295,14 @@ class CheckpointStore:
         )
         self._manager = manager
         return manager
+
+    def _set_aside(self, steps: list[int]) -> None:
+        """Give the folders of these steps, where they are not complete, names that Orbax does not take for steps."""
+        _synchronise("jaxml-set-aside")
+        if jax.process_index() == 0:
+            for step in steps:
+                set_aside(self.directory, step)
+        _synchronise("jaxml-was-set-aside")
 
     def _sweep(self, *, unfinished: bool = False) -> None:
         """Remove the trash, and on demand what saves that did not finish have left."""
@@ -349,6 +383,12 @@ def _remove(folder: Any) -> None:
 def _save_args(tree: Any) -> Any:
     ocp = _orbax()
     return jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), tree)
+
+
+def _synchronise(name: str) -> None:
+    """Wait until every process is here (`name` must be the same in all)."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
 
 
 def _is_one_process() -> bool:

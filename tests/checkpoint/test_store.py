@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import json
 import logging
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -158,13 +159,21 @@ def test_the_newest_every_nth_and_the_best_are_kept_across_a_restart(directory: 
         for step in (4, 5, 6, 7):
             save(store, step, metrics={"eval_loss": losses[step]})
         assert store.steps() == [2, 4, 6, 7]
-        assert store.best_step() == 2
         assert store.latest_step() == 7
         assert np.isnan(store.manifest(4).metrics["eval_loss"])
-    with CheckpointStore(directory, CheckpointSpec(best_metric="eval_loss", best_mode="max")) as store:
-        assert store.best_step() == 6
-    with CheckpointStore(directory, CheckpointSpec(best_metric="accuracy")) as store:
-        assert store.best_step() is None
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode", "kept"), [("eval_loss", "min", [2, 4]), ("eval_loss", "max", [1, 4]), ("accuracy", "min", [4])]
+)
+def test_the_best_by_its_metric_is_kept_and_nothing_is_best_without_one(
+    directory: Path, metric: str, mode: Any, kept: list[int]
+) -> None:
+    spec = CheckpointSpec(keep_last=1, keep_best=1, best_metric=metric, best_mode=mode)
+    with CheckpointStore(directory, spec) as store:
+        for step, loss in ((1, 5.0), (2, 0.5), (3, float("inf")), (4, 4.0)):
+            save(store, step, metrics={"eval_loss": loss})
+        assert store.steps() == kept
 
 
 @pytest.mark.parametrize("is_one_process", [True, False])
@@ -235,6 +244,93 @@ def test_a_damaged_folder_is_replaced_when_its_step_is_saved_again(directory: Pa
     with CheckpointStore(directory) as store:
         save(store, 2)
         assert store.steps() == [1, 2]
+        shutil.rmtree(directory / "2" / "params")
+        save(store, 2)
+        assert store.steps() == [1, 2]
+    assert sorted(entry.name for entry in directory.iterdir()) == ["1", "2", "damaged-2", "damaged-2.2"]
+
+
+def no_rights(step: Path) -> None:
+    """A manifest that gives an OSError other than that it is not there; root may read any file, so it is a folder."""
+    (step / "manifest" / "metadata").unlink()
+    (step / "manifest" / "metadata").mkdir()
+
+
+def newer_format(step: Path) -> None:
+    file = step / "manifest" / "metadata"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "format": 99}))
+
+
+def wrong_seal(step: Path) -> None:
+    file = step / "manifest" / "metadata"
+    file.write_text(file.read_text().replace('"seed": 7', '"seed": 8'))
+
+
+UNREADABLE = pytest.mark.parametrize("hide", [no_rights, newer_format, wrong_seal])
+
+
+@UNREADABLE
+def test_a_run_is_not_begun_anew_over_a_checkpoint_that_cannot_be_read(
+    store: CheckpointStore, directory: Path, hide: Callable[[Path], None]
+) -> None:
+    save(store, 2)
+    hide(directory / "2")
+    (directory / "1").mkdir()
+    for read in (store.latest_step, store.steps):
+        with pytest.raises(CheckpointError, match=r"only unreadable ones, of step 2(?s:.)*to do: "):
+            read()
+    assert list(store.damaged()) == [1, 2]
+    before = {file: file.read_bytes() for file in (directory / "2").rglob("*") if file.is_file()}
+    for step in (1, 2, 3):
+        with CheckpointStore(directory) as writer, pytest.raises(CheckpointError, match="only unreadable ones"):
+            save(writer, step)
+    assert {file: file.read_bytes() for file in (directory / "2").rglob("*") if file.is_file()} == before
+    assert sorted(entry.name for entry in directory.iterdir()) == ["1", "2"]
+
+
+@UNREADABLE
+@pytest.mark.parametrize("discards", [False, True])
+def test_a_checkpoint_that_cannot_be_read_is_passed_over_and_never_removed(
+    directory: Path, hide: Callable[[Path], None], discards: bool
+) -> None:
+    spec = CheckpointSpec(keep_last=2)
+    with CheckpointStore(directory, spec) as store:
+        save(store, 1)
+        save(store, 2)
+    hide(directory / "2")
+    before = {file.name: file.read_bytes() for file in (directory / "2").rglob("*") if file.is_file()}
+    with CheckpointStore(directory, spec) as store:
+        assert store.latest_step() == 1
+        if discards:
+            assert store.discard_after(1) == [2]
+        save(store, 2)
+        save(store, 3)
+        assert store.steps() == [2, 3]
+    kept = directory / "unreadable-2"
+    assert {file.name: file.read_bytes() for file in kept.rglob("*") if file.is_file()} == before
+
+
+def test_one_that_cannot_be_read_any_more_is_not_discarded(store: CheckpointStore, directory: Path) -> None:
+    for step in (1, 2, 3):
+        save(store, step)
+    newer_format(directory / "2")
+    assert store.discard_after(1) == [2, 3]
+    assert sorted(entry.name for entry in directory.iterdir()) == ["1", "unreadable-2"]
+
+
+def test_retention_counts_complete_checkpoints_only(directory: Path) -> None:
+    spec = CheckpointSpec(keep_last=2)
+    with CheckpointStore(directory, spec) as store:
+        for step in (10, 20):
+            save(store, step)
+    shutil.copytree(directory / "20", directory / "60")
+    shutil.rmtree(directory / "60" / "params")
+    (directory / "50").mkdir()
+    with CheckpointStore(directory, spec) as store:
+        save(store, 30)
+        assert store.steps() == [20, 30]
+        assert not store.damaged()
+    assert sorted(entry.name for entry in directory.iterdir()) == ["20", "30", "damaged-50", "damaged-60"]
 
 
 def test_truncated_arrays_are_refused_with_the_folder_and_what_to_take_instead(

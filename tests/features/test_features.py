@@ -7,9 +7,13 @@ import json
 import shutil
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from jaxml.config.spec import from_json, to_json
+from jaxml.inputs.spec import BpeTokenizerSpec
+from jaxml.inputs.subword import train as train_subwords
 from jaxml.observe.metrics_log import read_metrics
 from jaxml.recipes import assemble as assemble_module
 from jaxml.recipes.experiment import Experiment
@@ -32,6 +36,11 @@ def base_experiment(directory: Path) -> Experiment:
         path = Path(str(source.path))
         records = [json.dumps({"text": line}) for line in path.read_text().splitlines() if line.strip()]
         path.with_suffix(".jsonl").write_text("\n".join(records))
+        lines = [line for line in path.read_text().splitlines() if line.strip()]
+        path.with_suffix(".tsv").write_text("\n".join(lines))
+        parquet.write_table(pyarrow.table({"text": lines}), path.with_suffix(".parquet"))
+    words = train_subwords(BpeTokenizerSpec(vocab_size=257), [(directory / "a.txt").read_text() * 3])
+    (directory / "tokenizer.json").write_bytes(words.files()["tokenizer.json"])
     return dataclasses.replace(
         experiment,
         train=dataclasses.replace(experiment.train, steps=STEPS, eval_every=2),
@@ -56,7 +65,7 @@ def test_a_row_of_the_table_trains_and_resumes_bit_for_bit(name: str, tmp_path: 
     row = ROWS[name]
     experiment = row.change(base_experiment(tmp_path))
     assert from_json(to_json(experiment)) == experiment
-    straight = train(experiment, tmp_path / "run", quiet())
+    straight = train(experiment, tmp_path / "run", quiet(tensorboard=name == "sources"))
     measured = losses(tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / str(STEPS))
     resumed = resume(tmp_path / "run", stream=quiet().stream)
