@@ -100,6 +100,11 @@ def chaos(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """`nox -s bench -- train`: A/B/A against PyTorch, interleaved; writes docs/benchmarks.md, JSON and a plot."""
     session.install(".[bench]", "pip")
+    # Plain torch can be a build of several GB for accelerators; this release by pip on 3.11 is known to be the CPU's.
+    if sys.version_info[:2] == (3, 11):
+        session.run("python", "-m", "pip", "install", "-q", "torch==2.13.0")
+    else:
+        session.log("the rows of PyTorch are skipped: its CPU build is installed on Python 3.11 only")
     session.run("python", "benchmarks/run.py", *session.posargs, env=QUIET)
 
 

@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,13 +23,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-# Before the imports below: as a script, this file sees only its own folder, and jaxml is to be that of this checkout.
-sys.path.insert(0, str(ROOT))
+# As a script, this file sees only its own folder, and jaxml is to be that of this checkout.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import page
 from benchmarks.interleave import MAX_SPREAD, REPEATS, Row
-from benchmarks.processes import MeasurementError
+from benchmarks.processes import ROOT, MeasurementError
 from benchmarks.train_rows import SECTIONS, Plan
 
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain")
@@ -36,6 +36,8 @@ LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain")
 
 def main() -> int:
     args = parse(sys.argv[1:])
+    # An exception, so that the process being measured is killed and its files are removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     chosen = args.only or list(SECTIONS)
     load = os.getloadavg()[0]
     torch_python = args.torch_python or (sys.executable if has_torch(sys.executable) else None)

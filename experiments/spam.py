@@ -30,10 +30,8 @@ from jaxml.checkpoint.spec import CheckpointSpec
 from jaxml.cli.experiment_file import load_experiment
 from jaxml.cli.main import main as jaxml_main
 from jaxml.data.spec import DataSpec, TableSource
-from jaxml.data.tokenise import hash_text, is_held_out
 from jaxml.errors import JaxmlError, require_extra
-from jaxml.inputs.spec import BpeTokenizerSpec, HuggingFaceTokenizerSpec
-from jaxml.inputs.tokenizers import Tokenizer, build_tokenizer
+from jaxml.inputs.spec import BpeTokenizerSpec
 from jaxml.models.spec import AttentionSpec, BlockSpec, ClassifierSpec, DecoderSpec, MlpSpec, NormSpec, RopeSpec
 from jaxml.recipes.experiment import Experiment
 from jaxml.tasks.ranking import log_odds
@@ -45,7 +43,6 @@ if TYPE_CHECKING:
     from jaxml.data.prepared import Prepared
 
 MESSAGES = Path(__file__).parent / "data" / "sms-spam" / "SMSSpamCollection.tsv"
-TOKENIZER = MESSAGES.parent / "tokenizer.json"  # what `train_tokenizer` gives
 LABELS = ("ham", "spam")
 SPAM = LABELS.index("spam")
 VOCAB_SIZE = 4000
@@ -80,7 +77,7 @@ def config() -> Experiment:
         task=TextClassification(labels=LABELS, positive_label="spam"),
         data=DataSpec(
             sources=(TableSource(str(MESSAGES), text="text", label="label", columns=("label", "text")),),
-            tokenizer=HuggingFaceTokenizerSpec(str(TOKENIZER), eos="<|endoftext|>"),
+            tokenizer=BpeTokenizerSpec(VOCAB_SIZE),
             prepared=str(MESSAGES.parent / "prepared" / f"bpe-{VOCAB_SIZE}-{context}"),
             sequence_length=context,
             packing="single",
@@ -91,14 +88,6 @@ def config() -> Experiment:
         optimizer=OptimizerSpec(learning_rate=1e-3, schedule=ScheduleSpec("cosine", warmup_steps=100), ema_decay=0.99),
         checkpoint=CheckpointSpec(every=200),
     )
-
-
-def train_tokenizer() -> Tokenizer:
-    """A byte-level BPE of the training messages alone: `data prepare` would also show it the held-out ones."""
-    data = config().data
-    texts = [line.partition("\t")[2] for line in MESSAGES.read_text(encoding="utf-8").split("\n") if line]
-    seen = [text for text in texts if not is_held_out(hash_text(text, data.seed), data.held_out)]
-    return build_tokenizer(BpeTokenizerSpec(VOCAB_SIZE), seen)
 
 
 def main(arguments: list[str]) -> int:

@@ -13,8 +13,9 @@ from typing import Any
 
 from jaxml import trees
 from jaxml.checkpoint.folders import find_checkpoint, read_manifest, resolve
+from jaxml.checkpoint.leaves import abstract_part
 from jaxml.checkpoint.manifest import Manifest
-from jaxml.checkpoint.store import CheckpointStore, abstract_part
+from jaxml.checkpoint.store import CheckpointStore
 from jaxml.config.spec import Difference
 from jaxml.trees import LeafDifference
 

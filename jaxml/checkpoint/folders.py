@@ -96,8 +96,9 @@ def set_aside(directory: epath.Path, step: int) -> None:
     kind = examine(directory, step).kind
     if kind in ("complete", "unfinished"):
         return
-    names = (f"{kind}-{step}{suffix}" for suffix in ("", *(f".{number}" for number in itertools.count(2))))
     folder = directory / str(step)
+    first = f"{kind}-{step}"
+    names = itertools.chain([first], (f"{first}.{number}" for number in itertools.count(2)))
     try:
         folder.rename(next(directory / name for name in names if not (directory / name).exists()))
     except OSError as error:

@@ -1,6 +1,6 @@
 """The leaves of what is saved and restored: described for the manifest, copied to the host, asked for from Orbax.
 
-Reads `trees` and `errors`; `checkpoint.store` reads it, and recipes describe a state's leaves with it.
+Reads `trees`, `checkpoint.manifest` and `errors`; `checkpoint.store` reads it, and recipes describe a state's leaves with it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxml import trees
+from jaxml.checkpoint.manifest import Manifest
 from jaxml.errors import CheckpointError
 
 
@@ -24,6 +25,12 @@ def describe_leaves(tree: Any) -> dict[str, list[Any]]:
             raise CheckpointError(f"leaf {path}", expected="an array of numbers", got=f"a key {leaf.dtype}", todo=todo)
         leaves[path] = [list(leaf.shape), str(np.dtype(leaf.dtype))]
     return leaves
+
+
+def abstract_part(manifest: Manifest, part: str) -> dict[str, Any]:
+    """Nested dicts of ShapeDtypeStructs, without shardings, of a stored part; empty for one that is not stored."""
+    stored = manifest.leaves.get(part, {})
+    return trees.unflatten({path: jax.ShapeDtypeStruct(shape, dtype) for path, (shape, dtype) in stored.items()})
 
 
 def to_host(parts: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Saves and restores sealed checkpoints: the gateway to Orbax, and the only file that imports it.
 
-Reads `checkpoint.folders`, `checkpoint.manifest`, `checkpoint.spec`, `devices.sharding`, `trees`; recipes and
-`checkpoint.compare` read it.
+Reads `checkpoint.folders`, `checkpoint.leaves`, `checkpoint.manifest`, `checkpoint.spec`, `trees`; recipes,
+`checkpoint.compare` and `checkpoint.params` read it.
 
 A store is a directory, local or an object-store URL, of one folder a step; Orbax writes each under a temporary name and
 renames it (on object stores: marks it) when complete. `save` copies the state to host memory and returns: the caller
@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxml import trees
 from jaxml.checkpoint.folders import (
@@ -40,13 +39,12 @@ from jaxml.checkpoint.folders import (
 from jaxml.checkpoint.leaves import describe_leaves, restore_target, to_host
 from jaxml.checkpoint.manifest import Manifest, leaf_faults
 from jaxml.checkpoint.spec import CheckpointSpec
-from jaxml.devices.sharding import tree_shardings
 from jaxml.errors import CheckpointError, Fault, Faults
 
 if TYPE_CHECKING:
     import orbax.checkpoint as ocp
 
-__all__ = ["CheckpointStore", "abstract_part", "find_checkpoint", "load_params"]
+__all__ = ["CheckpointStore", "describe_leaves", "find_checkpoint"]
 
 TRASH = "deleted"
 # Larger leaves are written in pieces, so that a device that holds a shard does not read the whole leaf.
@@ -317,38 +315,6 @@ class CheckpointStore:
         if not math.isfinite(value):
             return -math.inf
         return value if self.spec.best_mode == "max" else -value
-
-
-def load_params(
-    path: str | os.PathLike[str], mesh: Mesh | None = None, logical_axes: Any = None, part: str = ""
-) -> tuple[dict[str, Any], Manifest]:
-    """(params, manifest) of a run, checkpoints or step directory, wherever and on however many devices it was written.
-
-    Without a mesh the leaves are NumPy arrays; on a mesh they are laid out by `logical_axes` (nested like the
-    parameters), or replicated without them. part: "params" or "ema"; "" takes the averaged ones where there are some.
-    Raises CheckpointError when there is no complete checkpoint or no such part.
-    """
-    directory, step = find_checkpoint(path)
-    with CheckpointStore(directory) as store:
-        manifest = store.manifest(step)
-        part = part or ("ema" if "ema" in manifest.leaves else "params")
-        abstract = abstract_part(manifest, part)
-        if mesh is not None:
-            shardings: Any = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), abstract)
-            if logical_axes is not None:
-                shardings, _ = tree_shardings(logical_axes, abstract, mesh)
-            abstract = jax.tree.map(_placed, abstract, shardings)
-        return store.restore(step, {part: abstract})[part], manifest
-
-
-def abstract_part(manifest: Manifest, part: str) -> dict[str, Any]:
-    """Nested dicts of ShapeDtypeStructs, without shardings, of a stored part; empty for one that is not stored."""
-    stored = manifest.leaves.get(part, {})
-    return trees.unflatten({path: jax.ShapeDtypeStruct(shape, dtype) for path, (shape, dtype) in stored.items()})
-
-
-def _placed(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
 def _read_parts(folder: Any, abstract_parts: dict[str, Any]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ from jaxml.data.packing import plan_rows
 from jaxml.data.prepared import Prepared, check_vocabulary, open_prepared
 from jaxml.data.shards import write_array
 from jaxml.data.spec import DataSpec, check_data, source_names
-from jaxml.data.tokenise import Progress, Work, all_texts, minimum_tokens, write_shards
+from jaxml.data.tokenise import Progress, Work, minimum_tokens, tokenizer_texts, write_shards
 from jaxml.errors import ConfigError, DataError, Faults
 from jaxml.inputs.tokenizers import SPEC_FILE, Tokenizer, build_tokenizer, load_tokenizer
 
@@ -170,7 +170,7 @@ def _tokenizer(
         if tokenizer.fingerprint == before.tokenizer_fingerprint:
             return tokenizer
     report(Progress("tokenizer", type(spec.tokenizer).__name__))
-    tokenizer = build_tokenizer(spec.tokenizer, all_texts(spec, files, report))
+    tokenizer = build_tokenizer(spec.tokenizer, tokenizer_texts(spec, files, bool(before.labels), report))
     tokenizer.save(saved)
     return tokenizer
 

@@ -24,6 +24,7 @@ from jaxml.data.shards import ShardWriter
 from jaxml.data.sources import Document, place, read_documents
 from jaxml.data.spec import DataSpec, source_names
 from jaxml.errors import DataError
+from jaxml.inputs.spec import CharTokenizerSpec
 from jaxml.inputs.tokenizers import Tokenizer, encode_document
 
 BATCH_DOCUMENTS = 256
@@ -78,18 +79,21 @@ def minimum_tokens(labels: tuple[str, ...]) -> int:
     return 1 if labels else 2
 
 
-def all_texts(spec: DataSpec, files: list[list[FileRef]], report: Callable[[Progress], None]) -> Iterator[str]:
-    """Every text of every source, held out or not: what a tokenizer is trained on. What `report`, called for every
-    thousandth, raises ends the training.
+def tokenizer_texts(
+    spec: DataSpec, files: list[list[FileRef]], has_labels: bool, report: Callable[[Progress], None]
+) -> Iterator[str]:
+    """What a tokenizer is made from: the training texts; for characters the held-out ones too, which it must spell.
+
+    What `report`, called for every thousandth, raises ends the training.
     """
     name = type(spec.tokenizer).__name__
-    documents = 0
-    for source, source_files in zip(spec.sources, files, strict=True):
-        for document in read_documents(source, source_files):
-            if documents % REPORT_TEXTS == 0:
-                report(Progress("tokenizer", name, documents))
-            yield document.text
-            documents += 1
+    wants_all = isinstance(spec.tokenizer, CharTokenizerSpec)
+    parts = (part for source, own in enumerate(files) for part in _parts(spec, source, own, has_labels, (0, 0, 0)))
+    for number, part in enumerate(parts):
+        if number % REPORT_TEXTS == 0:
+            report(Progress("tokenizer", name, number))
+        if wants_all or part.split == TRAIN:
+            yield part.text
 
 
 def hash_text(text: str, seed: int) -> int:
@@ -153,7 +157,7 @@ def _intact(folder: Path, shards: tuple[ShardRecord, ...]) -> tuple[ShardRecord,
 
 def _encoded_parts(work: Work, next_document: tuple[int, int, int]) -> Iterator[tuple[int, Part, np.ndarray]]:
     for source in range(next_document[0], len(work.spec.sources)):
-        for parts in _batches(_parts(work, source, next_document)):
+        for parts in _batches(_parts(work.spec, source, work.files[source], bool(work.labels), next_document)):
             try:
                 encoded = work.tokenizer.encode_many([part.text for part in parts])
             except DataError:
@@ -164,11 +168,12 @@ def _encoded_parts(work: Work, next_document: tuple[int, int, int]) -> Iterator[
                 yield source, part, encode_document(work.tokenizer, ids)
 
 
-def _parts(work: Work, source: int, next_document: tuple[int, int, int]) -> Iterator[Part]:
-    spec, files = work.spec, work.files[source]
+def _parts(
+    spec: DataSpec, source: int, files: list[FileRef], has_labels: bool, next_document: tuple[int, int, int]
+) -> Iterator[Part]:
     file, number = next_document[1:] if source == next_document[0] else (0, 0)
     every = read_documents(spec.sources[source], files)
-    is_alone = not work.labels and sum(1 for _ in islice((document for document in every if document.text), 2)) == 1
+    is_alone = not has_labels and sum(1 for _ in islice((document for document in every if document.text), 2)) == 1
     for document in read_documents(spec.sources[source], files, file, number):
         text = document.text
         cut = int(len(text) * (1 - spec.held_out)) if is_alone else len(text)

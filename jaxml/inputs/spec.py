@@ -31,7 +31,7 @@ class HuggingFaceTokenizerSpec(Spec):
 
 @dataclass(frozen=True)
 class BpeTokenizerSpec(Spec):
-    """A byte-level BPE trained on the sources at `data prepare`. Its id 0, `<|endoftext|>`, ends each document."""
+    """A byte-level BPE trained on the training documents at `data prepare`. Its id 0, `<|endoftext|>`, ends each document."""
 
     vocab_size: int
 

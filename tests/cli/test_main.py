@@ -114,7 +114,9 @@ def test_json_is_one_object_also_when_the_command_was_wrong(
 
 def test_modules_beside_an_experiment_can_be_imported(straight: StraightRun, tmp_path: Path) -> None:  # noqa: F811
     (tmp_path / "beside_it.py").write_text("STEPS = 7\n")
-    text = FILE.format(directory=str(straight.run_dir.parent)).replace("def config", "from beside_it import STEPS\ndef config")
+    text = FILE.format(directory=str(straight.run_dir.parent)).replace(
+        "def config", "from beside_it import STEPS\ndef config"
+    )
     (tmp_path / "experiment.py").write_text(text)
     load_experiment(str(tmp_path / "experiment.py"), [])
 

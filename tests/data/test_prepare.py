@@ -19,12 +19,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxml.config.spec import Spec
+from jaxml.data.fingerprint import list_inputs
 from jaxml.data.layout import VERIFIED_FILE
 from jaxml.data.prepare import prepare
 from jaxml.data.prepared import Prepared, open_prepared
 from jaxml.data.sources import Document
 from jaxml.data.spec import DataSpec, JsonlSource, TextSource
-from jaxml.data.tokenise import BATCH_DOCUMENTS, REPORT_TEXTS, Progress, hash_text, is_held_out, write_shards
+from jaxml.data.tokenise import (
+    BATCH_DOCUMENTS,
+    REPORT_TEXTS,
+    Progress,
+    hash_text,
+    is_held_out,
+    tokenizer_texts,
+    write_shards,
+)
 from jaxml.errors import ConfigError, DataError
 from jaxml.inputs.spec import BpeTokenizerSpec, ByteTokenizerSpec, CharTokenizerSpec, HuggingFaceTokenizerSpec
 from jaxml.inputs.tokenizers import ByteTokenizer, CharTokenizer, build_tokenizer
@@ -499,3 +508,18 @@ def test_sources_in_memory_prepare_like_files(tmp_path: Path, write_lines: Write
             open_prepared(remote.spec)
     finally:
         memory.rm("/jaxml-prepare", recursive=True)
+
+
+def test_a_subword_vocabulary_is_learned_from_the_training_documents_alone(tmp_path: Path) -> None:
+    lines = [f"line {i}" for i in range(200)]
+    held_out = [line for line in lines if is_held_out(hash_text(line, 0), 0.5)]
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(lines))
+    spec = DataSpec(
+        (TextSource(str(text), documents="line"),), str(tmp_path / "p"), 8, BpeTokenizerSpec(262), held_out=0.5
+    )
+    files, _ = list_inputs(spec)
+    shown = list(tokenizer_texts(spec, files, False, lambda _: None))
+    assert sorted(shown) == sorted(set(lines) - set(held_out))
+    every = dataclasses.replace(spec, tokenizer=CharTokenizerSpec())
+    assert sorted(tokenizer_texts(every, files, False, lambda _: None)) == sorted(lines)
