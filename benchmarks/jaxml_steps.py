@@ -36,10 +36,10 @@ def model(layers: int, heads: int, width: int, context: int) -> DecoderSpec:
     return dataclasses.replace(base, num_layers=layers, width=width, context_length=context, blocks=(block,))
 
 
-def program(spec: DecoderSpec, batch: int) -> Program:
+def program(spec: DecoderSpec, batch: int, accumulate: int = 1) -> Program:
     """The step of nanoGPT's recipe: AdamW(0.9, 0.99), decay 0.1 on matrices, clip 1.0, warm-up 100, cosine."""
     optimizer = OptimizerSpec(AdamW(0.9, 0.99), 1e-3, ScheduleSpec("cosine", warmup_steps=100))
-    train = TrainSpec(steps=2000, batch_size=batch)
+    train = TrainSpec(steps=2000, batch_size=batch, accumulate=accumulate)
     mesh = build_mesh(MeshSpec(data=1))
     return build_program(spec, LanguageModeling(), optimizer, train, mesh)
 
@@ -60,9 +60,9 @@ def batches(spec: DecoderSpec, batch: int) -> Iterator[dict[str, np.ndarray]]:
         }
 
 
-def time_steps(spec: DecoderSpec, batch: int, num_steps: int, warm_up: int) -> dict[str, float]:
+def time_steps(spec: DecoderSpec, batch: int, accumulate: int, num_steps: int, warm_up: int) -> dict[str, float]:
     """Median seconds of one update with its metrics on the host, after `warm_up` that do not count."""
-    step = program(spec, batch)
+    step = program(spec, batch, accumulate)
     source = batches(spec, batch)
     state = step.init(0)
     seconds = []
@@ -86,13 +86,14 @@ def time_steps(spec: DecoderSpec, batch: int, num_steps: int, warm_up: int) -> d
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--time-steps", type=int, metavar="N", default=20)
+    parser.add_argument("--accumulate", type=int, default=1, help="microbatches: same gradient, smaller working set")
     parser.add_argument("--warm-up", type=int, metavar="N", default=3, help="updates before those that count")
     for name, default in (("layers", 4), ("heads", 4), ("width", 128), ("context", 64), ("batch", 12)):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
     tune_allocator()
     spec = model(args.layers, args.heads, args.width, args.context)
-    print(json.dumps({"jax": jax.__version__, **time_steps(spec, args.batch, args.time_steps, args.warm_up)}))
+    print(json.dumps({"jax": jax.__version__, **time_steps(spec, args.batch, args.accumulate, args.time_steps, args.warm_up)}))
 
 
 if __name__ == "__main__":

@@ -60,7 +60,8 @@ HOW = """\
   operations a product, one read of the matrix.
 - **Steps**: `benchmarks/jaxml_steps.py` (the jitted step that `jaxml train` runs) and `benchmarks/torch_nanogpt.py` (our
   own plain PyTorch, eager): the same model, batch, float32 precision, optimizer and clipping, on random tokens. 4x4x128
-  has batch 12 and context 64, 6x6x384 batch 16 and context 256. A sample is the median update of a new process, after
+  has batch 12 and context 64, 6x6x384 batch 16 and context 256 (jaxml: in 4
+  microbatches, `train.accumulate`, which is the same gradient). A sample is the median update of a new process, after
   some that do not count. Machine and both sides take turns, every second round backwards; ratios and shares are taken
   round by round. The share counts the model's FLOPs (6N and attention).
 - **First step**: from starting `jaxml train experiments/shakespeare.py`, data prepared, to the first line of

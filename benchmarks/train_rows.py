@@ -26,6 +26,8 @@ SIZES = {
     "4x4x128": ("--layers 4 --heads 4 --width 128 --context 64 --batch 12", 100, 5),
     "6x6x384": ("--layers 6 --heads 6 --width 384 --context 256 --batch 16", 5, 2),
 }
+# `train.accumulate` for jaxml's side: the same batch and gradient in microbatches whose activations fit into the cache.
+ACCUMULATE = {"4x4x128": "1", "6x6x384": "4"}
 START_REPEATS = 3
 SEEDS = (1, 2, 3)
 TORCH_SEED = 1337
@@ -66,7 +68,9 @@ def steps(plan: Plan) -> list[Row]:
         if plan.is_quick:
             count, warm_up = 1, 1
         words = [*flags.split(), "--time-steps", str(count), "--warm-up", str(warm_up)]
-        rivals[f"jaxml {size}"] = _script(plan, sys.executable, "jaxml_steps.py", *words)
+        rivals[f"jaxml {size}"] = _script(
+            plan, sys.executable, "jaxml_steps.py", *words, "--accumulate", ACCUMULATE[size]
+        )
         if plan.torch_python is not None:
             rivals[f"torch {size}"] = _script(plan, plan.torch_python, "torch_nanogpt.py", *words)
     samples = take_turns({name: _told(name, run) for name, run in rivals.items()}, plan.repeats, warm_ups=0)
