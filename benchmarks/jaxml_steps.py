@@ -93,7 +93,11 @@ def main() -> None:
     args = parser.parse_args()
     tune_allocator()
     spec = model(args.layers, args.heads, args.width, args.context)
-    print(json.dumps({"jax": jax.__version__, **time_steps(spec, args.batch, args.accumulate, args.time_steps, args.warm_up)}))
+    print(
+        json.dumps(
+            {"jax": jax.__version__, **time_steps(spec, args.batch, args.accumulate, args.time_steps, args.warm_up)}
+        )
+    )
 
 
 if __name__ == "__main__":

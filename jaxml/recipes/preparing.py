@@ -22,7 +22,9 @@ from jaxml.tasks.spec import TextClassification
 def prepare_data(experiment: Experiment, tell: Callable[[Progress], None] | None = None) -> Prepared:
     """Open the prepared directory, or prepare it where there is none yet. A stale one is refused, not overwritten."""
     if (Path(experiment.data.prepared) / DATASET_FILE).exists():
-        return open_prepared(experiment.data, decoder_of(experiment.model).vocab_size, labels_of(experiment), tell or (lambda _: None))
+        return open_prepared(
+            experiment.data, decoder_of(experiment.model).vocab_size, labels_of(experiment), tell or (lambda _: None)
+        )
     return prepare_again(experiment, tell)
 
 
