@@ -19,6 +19,8 @@ from jaxml.recipes.preparing import prepare_data
 from jaxml.recipes.run_directory import RunDirectory, read_record
 from jaxml.recipes.seen import open_run_data, seen_by
 from jaxml.recipes.train import resume, train
+from jaxml.tasks.contract import Task
+from jaxml.tasks.spec import TaskSpec
 from jaxml.train import step as step_module
 from tests.recipes.conftest import quiet, small_experiment
 
@@ -30,10 +32,21 @@ STEPS = 20
 class PoisonedTask:
     """The real task, whose loss turns NaN on a batch with byte 1 and a thousandfold on a batch with byte 2."""
 
-    task: object
+    task: Task
 
-    def __getattr__(self, name: str):
-        return getattr(object.__getattribute__(self, "task"), name)
+    @property
+    def spec(self) -> TaskSpec:
+        return self.task.spec
+
+    @property
+    def rows_interact(self) -> bool:
+        return self.task.rows_interact
+
+    def evaluate(self, model, batch):
+        return self.task.evaluate(model, batch)
+
+    def summarize(self, sums, rows):
+        return self.task.summarize(sums, rows)
 
     def loss(self, model, batch, dropout_keys_B):
         terms = self.task.loss(model, batch, dropout_keys_B)
