@@ -255,6 +255,8 @@ class CheckpointStore:
 
     @contextlib.contextmanager
     def _dropped_on_failure(self) -> Any:
+        """The writing manager, forgotten on any way out but the good one (an interrupt too): what it remembers of the
+        folders may then be wrong, and the next save makes a new one. The exception goes on."""
         try:
             yield self._open_manager()
         except BaseException:

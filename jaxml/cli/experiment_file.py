@@ -15,9 +15,9 @@ from pathlib import Path
 
 from jaxml.config.overrides import override
 from jaxml.config.spec import from_json
-from jaxml.errors import ConfigError, JaxmlError, RunError
+from jaxml.errors import ConfigError, JaxmlError
 from jaxml.recipes.experiment import Experiment
-from jaxml.recipes.run_directory import RunDirectory, read_record
+from jaxml.recipes.run_directory import RunDirectory, require_record
 
 
 def parser(verb: str, description: str) -> argparse.ArgumentParser:
@@ -39,14 +39,7 @@ def load_experiment(path: str, overrides: list[str]) -> Experiment:
     Raises ConfigError when the file is not there or its `config()` does not return an Experiment.
     """
     if Path(path).is_dir():
-        record = read_record(RunDirectory(Path(path)))
-        if record is None:
-            raise RunError(
-                f"opening {path}",
-                expected="an experiment file, or a run directory with run.json",
-                got="a directory without run.json",
-                todo="name the experiment's .py file or the run's directory",
-            )
+        record = require_record(RunDirectory(Path(path)))
         return override(from_json(record.experiment), overrides, program=path)
     return override(_config_of(path), overrides, program=path)
 

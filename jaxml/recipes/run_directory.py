@@ -107,6 +107,19 @@ def read_record(directory: RunDirectory) -> RunRecord | None:
         ) from damage
 
 
+def require_record(directory: RunDirectory) -> RunRecord:
+    """The record of a run. Raises RunError where there is none, or a damaged one."""
+    record = read_record(directory)
+    if record is None:
+        raise RunError(
+            f"opening the run {directory.path}",
+            expected="a run directory with run.json",
+            got="no run.json",
+            todo="name the run's directory, or start one with `jaxml train EXPERIMENT --run-dir DIR`",
+        )
+    return record
+
+
 def write_record(directory: RunDirectory, record: RunRecord) -> None:
     """Write run.json so that a reader, or a kill, sees the old file or the new one, never a part."""
     raw = {

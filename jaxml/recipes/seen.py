@@ -14,11 +14,10 @@ from jaxml.checkpoint.manifest import Manifest
 from jaxml.config.spec import from_json
 from jaxml.data.batches import TrainBatches
 from jaxml.data.prepared import Prepared
-from jaxml.errors import RunError
 from jaxml.observe.metrics_log import read_metrics
 from jaxml.recipes.guarding import left_out, read_events
 from jaxml.recipes.preparing import prepare_data
-from jaxml.recipes.run_directory import RunDirectory, read_record
+from jaxml.recipes.run_directory import RunDirectory, require_record
 from jaxml.recipes.saving import refuse_other_data
 
 
@@ -38,11 +37,7 @@ class Seen:
 def open_run_data(run_dir: str) -> tuple[RunDirectory, Prepared, int]:
     """(directory, its prepared data, batch size) of a run. Raises RunError where there is no run."""
     directory = RunDirectory(Path(run_dir))
-    record = read_record(directory)
-    if record is None:
-        raise RunError(
-            f"opening {run_dir}", expected="a run directory", got="no run.json", todo="name the run's directory"
-        )
+    record = require_record(directory)
     experiment = from_json(record.experiment)
     return directory, prepare_data(experiment), experiment.train.batch_size
 

@@ -32,6 +32,7 @@ from jaxml.recipes.run_directory import (
     open_run,
     read_record,
     refuse_url,
+    require_record,
     write_record,
 )
 from jaxml.recipes.running import Run
@@ -104,14 +105,7 @@ def resume(
 
     Without a complete checkpoint the run starts at step 0 and says so. `options` are fields of TrainOptions.
     """
-    record = read_record(RunDirectory(Path(run_dir)))
-    if record is None:
-        raise RunError(
-            f"resuming {run_dir}",
-            expected="a run directory with run.json",
-            got="none",
-            todo="start one with `jaxml train EXPERIMENT --run-dir DIR`",
-        )
+    record = require_record(RunDirectory(Path(run_dir)))
     experiment = change(from_json(record.experiment))
     return train(experiment, run_dir, replace(TrainOptions(start="resume"), **options))
 
