@@ -85,6 +85,16 @@ class SpikeError(JaxmlError):
     """A loss spiked, and the guard has no rewind left or nothing to go back to."""
 
 
+class RequestError(JaxmlError):
+    """What was asked of a model cannot be right, or does not fit."""
+
+    exit_code = 2
+
+
+class QueueFullError(JaxmlError):
+    """More requests wait than the engine takes; try again later."""
+
+
 class RecompileError(JaxmlError):
     """A function that is lowered once per run was about to be lowered again."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,10 +19,12 @@ from jaxml.checkpoint.manifest import Manifest, verify
 from jaxml.errors import CheckpointError, Fault
 
 MANIFEST = "manifest"
-MANIFEST_FILE = "metadata"
+TOKENIZER = "tokenizer"
+JSON_FILE = "metadata"
 ARRAY_FILES = ("_METADATA", "manifest.ocdbt")
 # On Google Cloud Storage, which has no rename, Orbax writes in place and marks a complete folder with this file.
 COMMIT_FILE = "commit_success.txt"
+TOKENIZER_NAME = re.compile(r"[a-z_]+\.[a-z]+")
 UNFINISHED = ".orbax-checkpoint-tmp"
 RUN_SUBDIRECTORY = "checkpoints"
 
@@ -118,6 +121,28 @@ def read_manifest(directory: epath.Path, step: int) -> Manifest:
     return Manifest.from_json(examined.manifest, f"manifest of {directory / str(step)}")
 
 
+def read_tokenizer_files(directory: epath.Path, step: int) -> dict[str, bytes]:
+    """The tokenizer's files (name to content) in a checkpoint; none in one that was saved without a tokenizer.
+
+    Raises CheckpointError when they cannot be read, or have names that are no plain file names.
+    """
+    file = directory / str(step) / TOKENIZER / JSON_FILE
+    if TOKENIZER not in (_names_in(directory / str(step)) or []):
+        return {}
+    try:
+        files = {name: content.encode() for name, content in json.loads(file.read_text()).items()}
+        if not all(TOKENIZER_NAME.fullmatch(name) for name in files):
+            raise ValueError(f"file names {sorted(files)}")
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"tokenizer of checkpoint {directory / str(step)}",
+            expected="a JSON object of plain file names and their texts",
+            got=f"{type(error).__name__}: {error}"[:200],
+            todo="take another checkpoint: this one was changed or damaged after it was saved",
+        ) from error
+    return files
+
+
 def find_checkpoint(path: str | os.PathLike[str]) -> tuple[str, int]:
     """(store directory, step) for a run or checkpoints directory (its newest complete step) or the folder of a step.
 
@@ -156,7 +181,7 @@ def _examine(directory: epath.Path, step: int) -> Examined:
     if str(folder).startswith("gs://") and COMMIT_FILE not in names:
         return Examined("unfinished", (Fault(checkpoint, f"the mark {COMMIT_FILE}", "an unfinished save", earlier),))
     try:
-        value = json.loads((folder / MANIFEST / MANIFEST_FILE).read_text())
+        value = json.loads((folder / MANIFEST / JSON_FILE).read_text())
     except FileNotFoundError:
         got = f"no manifest, only {', '.join(sorted(names)[:5])}"
         todo = f"if jaxml wrote it, {earlier}; another program's checkpoint cannot be opened here"

@@ -17,6 +17,7 @@ import logging
 import math
 import os
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from jax.experimental import multihost_utils
 from jaxml import trees
 from jaxml.checkpoint.folders import (
     MANIFEST,
+    TOKENIZER,
     UNFINISHED,
     complete_steps,
     damage,
@@ -72,12 +74,15 @@ class CheckpointStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def save(self, step: int, parts: dict[str, Any], manifest: Manifest) -> float:
+    def save(
+        self, step: int, parts: dict[str, Any], manifest: Manifest, tokenizer: Mapping[str, bytes] | None = None
+    ) -> float:
         """Start saving; returns the seconds for which the caller was blocked.
 
-        parts: name to pytree of arrays (no typed keys), copied before this returns, so they may be donated. A step
-        that is complete already, with the same data position, is left as it is. Raises CheckpointError when the save
-        before failed (this one is then not begun), when the manifest does not describe the parts, or when the step
+        parts: name to pytree of arrays (no typed keys), copied before this returns, so they may be donated. tokenizer:
+        its files (`Tokenizer.files()`), UTF-8 texts, so that a step's folder is all that serving needs. A step that is
+        complete already, with the same data position, is left as it is. Raises CheckpointError when the save before
+        failed (this one is then not begun), when the manifest does not describe the parts, or when the step
         exists from another course of the run (see `discard_after`).
         """
         begun = time.perf_counter()
@@ -87,9 +92,9 @@ class CheckpointStore:
             self._refuse_other_course(step, manifest)
             return time.perf_counter() - begun
         if _is_one_process():
-            write = self._worker.submit(self._write, step, to_host(parts), manifest)
+            write = self._worker.submit(self._write, step, to_host(parts), manifest, tokenizer)
         else:  # No process can copy all of a state; Orbax copies each process's shards before its own save returns.
-            write = self._write_together(step, parts, manifest)
+            write = self._write_together(step, parts, manifest, tokenizer)
         self._pending = (step, write)
         return time.perf_counter() - begun
 
@@ -200,7 +205,7 @@ class CheckpointStore:
         todo = "make the manifest from the state that is saved"
         if manifest.step != step:
             faults.add("step of the manifest", expected=str(step), got=str(manifest.step), todo=todo)
-        if sorted(manifest.leaves) != sorted(leaves) or {MANIFEST, "metrics"} & set(leaves):
+        if sorted(manifest.leaves) != sorted(leaves) or {MANIFEST, TOKENIZER, "metrics"} & set(leaves):
             expected, got = (", ".join(sorted(names)) for names in (leaves, manifest.leaves))
             faults.add("parts of the manifest", expected=expected, got=got, todo=todo)
         for part in set(leaves) & set(manifest.leaves):
@@ -219,21 +224,23 @@ class CheckpointStore:
                 todo=f"discard_after({step - 1}) when a run goes back, or save to another directory",
             )
 
-    def _write(self, step: int, parts: dict[str, Any], manifest: Manifest) -> None:
+    def _write(self, *save: Any) -> None:
         """All of a save, in the worker thread. A failure drops the manager: the next one cleans up what is left."""
-        self._begin(step, parts, manifest)
+        self._begin(*save)
         self._finish()
 
-    def _write_together(self, step: int, parts: dict[str, Any], manifest: Manifest) -> Future[None]:
+    def _write_together(self, *save: Any) -> Future[None]:
         try:
-            self._begin(step, parts, manifest)
+            self._begin(*save)
         except STORAGE_ERRORS as error:
             failed: Future[None] = Future()
             failed.set_exception(error)
             return failed
         return self._worker.submit(self._finish)
 
-    def _begin(self, step: int, parts: dict[str, Any], manifest: Manifest) -> None:
+    def _begin(
+        self, step: int, parts: dict[str, Any], manifest: Manifest, tokenizer: Mapping[str, bytes] | None
+    ) -> None:
         ocp = _orbax()
         items = {
             name: ocp.args.StandardSave(tree, save_args=_save_args(tree))
@@ -246,6 +253,8 @@ class CheckpointStore:
                 self._set_aside([step])
                 manager.reload()
             items[MANIFEST] = ocp.args.JsonSave(manifest.to_json())
+            if tokenizer:
+                items[TOKENIZER] = ocp.args.JsonSave({name: content.decode() for name, content in tokenizer.items()})
             manager.save(step, args=ocp.args.Composite(**items), metrics=metrics, force=True)
 
     def _finish(self) -> None:

@@ -26,6 +26,11 @@ VERBS = {
     "resume": ("resume", "go on with a run, bit for bit", "jaxml resume runs/a"),
     "inspect": ("inspect", "describe a checkpoint, or compare two", "jaxml inspect runs/a"),
     "data": ("data", "prepare data, show packed rows", "jaxml data show experiments/shakespeare.py --rows 2"),
+    "generate": (
+        "generate",
+        "go on with a text",
+        'jaxml generate runs/a --prompt "ROMEO:" --max-tokens 100 --temperature 0.8 --seed 1',
+    ),
     "seen": ("seen", "which steps and checkpoints saw a document", "jaxml seen runs/a --document 0"),
 }
 
@@ -60,9 +65,10 @@ def main(arguments: list[str]) -> int:
         if wants_json and left.code:
             print(json.dumps({"error": "usage", "faults": []}))
         raise
+    is_printed = result.pop("is_printed", False)  # by the verb, as it came
     if wants_json:
         print(json.dumps(finite(result), allow_nan=False))
-    else:
+    elif not is_printed:
         print_result(result)
     return exit_code
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -29,6 +29,8 @@ from jaxml.inputs.spec import (
 FORMAT = 1
 SPEC_FILE = "tokenizer_spec.json"
 CHARACTERS_FILE = "characters.json"
+# How the token that ends a document is spelt out, where we choose it.
+END_OF_TEXT = "<|endoftext|>"
 
 
 @runtime_checkable
@@ -36,7 +38,7 @@ class Tokenizer(Protocol):
     """What every tokenizer can do. `eos_id` ends and `bos_id` begins a document (None: it has no such token).
 
     `encode` knows text only: special tokens that are spelt out in a text stay text, and none is added
-    (`encode_document` adds them).
+    (`encode_document` adds them). `encode_marked` is for text of which a trusted part writes special tokens.
     """
 
     spec: TokenizerSpec
@@ -52,9 +54,38 @@ class Tokenizer(Protocol):
         """The text of ids; special tokens give no text. Raises DataError for an id outside the vocabulary."""
         ...
 
+    def token_bytes(self, token: int) -> bytes | None:
+        """The UTF-8 bytes that an id writes, wherever it stands: b"" for a special token or an id that has no token.
+
+        None where they depend on the ids before it; then only `decode` of several ids tells.
+        """
+        ...
+
     def files(self) -> dict[str, bytes]:
         """Everything that `load_tokenizer` needs, as file names and contents."""
         ...
+
+    @property
+    def special_tokens(self) -> Mapping[int, str]:
+        """How special tokens are spelt out, by id."""
+        return {}
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja template that makes one prompt of a conversation (None: the model has not learnt to converse)."""
+        return None
+
+    def encode_marked(self, parts: Sequence[tuple[str, bool]]) -> list[int]:
+        """The ids of the joined parts; where a part is marked True, special tokens that it spells out become their ids.
+
+        Only those that lie in one marked part: one that begins in a part and ends in the next is text. All else is
+        encoded as if there were no borders between the parts.
+        """
+        return self.encode("".join(text for text, _ in parts))
+
+    def encode_with_specials(self, text: str) -> list[int]:
+        """The ids of a text that is trusted: special tokens that it spells out become their ids."""
+        return self.encode_marked([(text, True)])
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, as a list."""
@@ -107,6 +138,13 @@ class ByteTokenizer(Tokenizer):
         numbers = checked_ids(ids, self.vocab_size)
         return numbers[numbers < 256].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else b""
+
+    @property
+    def special_tokens(self) -> Mapping[int, str]:
+        return {256: END_OF_TEXT}
+
     def files(self) -> dict[str, bytes]:
         return {SPEC_FILE: spec_content(self.spec)}
 
@@ -152,6 +190,9 @@ class CharTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         return self._codes[checked_ids(ids, self.vocab_size)].astype("<u4").tobytes().decode("utf-32-le")
+
+    def token_bytes(self, token: int) -> bytes:
+        return self.characters[token].encode() if token < self.vocab_size else b""
 
     def files(self) -> dict[str, bytes]:
         characters = json.dumps(self.characters, ensure_ascii=True).encode()

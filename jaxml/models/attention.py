@@ -1,6 +1,6 @@
 """Attention: one seam, `attend`, over the forms that a backend offers, and the module that holds the projections.
 
-Reads `models.spec`, `models.norm`, `models.rope`, `models.parameters` and `errors`; `models.decoder` uses it. The XLA
+Reads the other pieces of `models`; `models.decoder` uses it. The XLA
 form is the definition and runs everywhere. The cuDNN form (NVIDIA GPUs) and the Pallas form (TPUs, splash attention)
 have not been run on their hardware by this project's tests, which have none: the choice, its refusals and, for Pallas,
 the interpreted numbers are tested on the CPU.
@@ -21,6 +21,7 @@ from jaxml.devices.sharding import BATCH_AXES, has_batch_axes
 from jaxml.errors import ConfigError
 from jaxml.keys import named_key
 from jaxml.models.attention_blocks import Shape, attend_blocks
+from jaxml.models.cache import Start, attend_cached, written
 from jaxml.models.norm import Norm
 from jaxml.models.parameters import INIT_SCALE, Linear, Stack
 from jaxml.models.rope import Rotation, rotate
@@ -217,11 +218,44 @@ class Attention(nnx.Module):
     def __call__(
         self, x_BTD: Float[Array, "B T D"], seen: Visible, turn: Rotation | None, choice: Choice, backend: str
     ) -> Float[Array, "B T D"]:
+        q_BTNH, k_BTKH, v_BTKH = self.project(x_BTD, turn)
+        num_tokens, cap = x_BTD.shape[1], self.spec.logit_softcap
+        form = choose(
+            choice,
+            backend=backend,
+            dtype=x_BTD.dtype.name,
+            head_width=self.spec.head_width,
+            has_softcap=cap is not None,
+            num_tokens=num_tokens,
+        )
+        block = query_block(num_tokens, backend)
+        mixed_BTNH = attend(q_BTNH, k_BTKH, v_BTKH, seen, form=form, logit_softcap=cap, block=block)
+        return self.output(mixed_BTNH.reshape(*x_BTD.shape[:2], -1))
+
+    def extend(
+        self,
+        x_BTD: Float[Array, "B T D"],
+        turn: Rotation | None,
+        keys_BSKH: Float[Array, "B S K H"],
+        values_BSKH: Float[Array, "B S K H"],
+        start: Start,
+        mask_BTS: Bool[Array, "B T S"],
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B S K H"], Float[Array, "B S K H"]]:
+        """The same for new tokens that follow those in the cache: (output, keys and values with the new ones from slot
+        `start` on)."""
+        q_BTNH, k_BTKH, v_BTKH = self.project(x_BTD, turn)
+        keys_BSKH, values_BSKH = written(keys_BSKH, k_BTKH, start), written(values_BSKH, v_BTKH, start)
+        mixed_BTNH = attend_cached(q_BTNH, keys_BSKH, values_BSKH, mask_BTS, self.spec.logit_softcap)
+        return self.output(mixed_BTNH.reshape(*x_BTD.shape[:2], -1)), keys_BSKH, values_BSKH
+
+    def project(
+        self, x_BTD: Float[Array, "B T D"], turn: Rotation | None
+    ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T K H"], Float[Array, "B T K H"]]:
+        """Queries, keys and values, normalised and turned to their positions."""
         spec = self.spec
-        batch, num_tokens, _ = x_BTD.shape
 
         def heads(projection: Linear, norm: Norm | None, num_heads: int) -> Array:
-            x_BTNH = projection(x_BTD).reshape(batch, num_tokens, num_heads, spec.head_width)
+            x_BTNH = projection(x_BTD).reshape(*x_BTD.shape[:2], num_heads, spec.head_width)
             return x_BTNH if norm is None else norm(x_BTNH)
 
         q_BTNH = heads(self.query, self.query_norm, spec.num_heads)
@@ -229,14 +263,4 @@ class Attention(nnx.Module):
         v_BTKH = heads(self.value, None, spec.num_kv_heads)
         if turn is not None:
             q_BTNH, k_BTKH = rotate(q_BTNH, turn), rotate(k_BTKH, turn)
-        form = choose(
-            choice,
-            backend=backend,
-            dtype=x_BTD.dtype.name,
-            head_width=spec.head_width,
-            has_softcap=spec.logit_softcap is not None,
-            num_tokens=num_tokens,
-        )
-        block, cap = query_block(num_tokens, backend), spec.logit_softcap
-        mixed_BTNH = attend(q_BTNH, k_BTKH, v_BTKH, seen, form=form, logit_softcap=cap, block=block)
-        return self.output(mixed_BTNH.reshape(batch, num_tokens, -1))
+        return q_BTNH, k_BTKH, v_BTKH

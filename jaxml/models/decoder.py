@@ -19,17 +19,18 @@ from jaxml.devices.sharding import constrain_batch
 from jaxml.errors import ConfigError
 from jaxml.keys import named_key
 from jaxml.models.attention import Attention, Visible, softcap
+from jaxml.models.cache import Cache, Start, positions_of, visible
 from jaxml.models.dropout import drop
 from jaxml.models.mlp import Mlp
 from jaxml.models.norm import Norm
 from jaxml.models.parameters import INIT_SCALE, Stack, constant, normal
 from jaxml.models.rope import Rotation, rotation
-from jaxml.models.spec import BlockSpec, DecoderSpec, ExecutionSpec
+from jaxml.models.spec import BlockSpec, DecoderSpec, ExecutionSpec, RopeSpec
 from jaxml.numerics.precision import accumulate_dtype
 
 DropoutKeys = Key[Array, " B"] | None
 Views = dict[int | None, Visible]  # by window
-Turns = dict[object, Rotation]  # by (RopeSpec, head width)
+Turns = dict[tuple[RopeSpec | None, int], Rotation]  # by (RopeSpec, head width)
 
 
 class Block(nnx.Module):
@@ -124,22 +125,56 @@ class Decoder(nnx.Module):
                 got=str(tokens_BT.shape[1]),
                 todo="shorten data.sequence_length, or raise model.context_length and train again",
             )
-        x_BTD = self.embed(tokens_BT)
-        if self.positions is not None:
-            x_BTD = x_BTD + self.positions(positions_BT)
+        x_BTD, turns = self._embed(tokens_BT, positions_BT)
         x_BTD = constrain_batch(drop(x_BTD, dropout_keys_B, spec.dropout, "embedding"))
-        views: Views = {}
-        turns: Turns = {}
-        for attention in (block.attention for block in spec.blocks):
-            if attention.window not in views:
-                views[attention.window] = Visible(segment_ids_BT, spec.is_causal, attention.window)
-            if attention.rope is not None:
-                turns[attention.rope, attention.head_width] = rotation(
-                    positions_BT, attention.head_width, attention.rope, accumulate_dtype(x_BTD.dtype)
-                )
+        windows = {block.attention.window for block in spec.blocks}
+        views = {window: Visible(segment_ids_BT, spec.is_causal, window) for window in windows}
         x_BTD = self._run_layers(x_BTD, views, turns, dropout_keys_B)
         x_BTD = self.final_norm(x_BTD)
         return jnp.where(segment_ids_BT[:, :, None] != 0, x_BTD, jnp.zeros((), x_BTD.dtype)), {}
+
+    def extend(self, tokens_BT: Int[Array, "B T"], start: Start, cache: Cache) -> tuple[Float[Array, "B T D"], Cache]:
+        """(features, cache with these tokens) of tokens that follow those in the cache, whose own attention is the same
+        as in one pass over the whole row. Causal models only; no dropout.
+
+        `start`: the position of the first new token, one for all rows or one a row; start + T must not exceed the
+        capacity. Tokens past the end of a shorter row may be anything: the caller drops their features, and the next
+        call, which starts at the end of the row, writes over their keys before a query sees them.
+        """
+        spec = self.spec
+        positions_BT = positions_of(start, *tokens_BT.shape)
+        x_BTD, turns = self._embed(tokens_BT, positions_BT)
+        windows = {block.attention.window for block in spec.blocks}
+        masks = {window: visible(positions_BT, cache.capacity, window) for window in windows}
+        keys, values = list(cache.keys), list(cache.values)
+        splits = [nnx.split(self.blocks[str(i)]) for i in range(len(spec.blocks))]
+        for layer in range(spec.num_layers):
+            row, index = divmod(layer, len(splits))
+            graphdef, state = splits[index]
+            block = nnx.merge(graphdef, jax.tree.map(lambda leaf, row=row: leaf[row], state))
+            attention = block.spec.attention
+            branch, keys[layer], values[layer] = block.attention.extend(
+                block.attention_norm(x_BTD),
+                turns.get((attention.rope, attention.head_width)),
+                keys[layer],
+                values[layer],
+                start,
+                masks[attention.window],
+            )
+            x_BTD = x_BTD + branch
+            x_BTD = x_BTD + block.mlp(block.mlp_norm(x_BTD))
+        return self.final_norm(x_BTD), Cache(tuple(keys), tuple(values))
+
+    def _embed(self, tokens_BT: Array, positions_BT: Array) -> tuple[Array, Turns]:
+        """Token embeddings, with learned positions if there are any, and the rotations that the layers need."""
+        x_BTD = self.embed(tokens_BT)
+        if self.positions is not None:
+            x_BTD = x_BTD + self.positions(positions_BT)
+        wide = accumulate_dtype(x_BTD.dtype)
+        kinds = {(block.attention.rope, block.attention.head_width) for block in self.spec.blocks}
+        turned = {(rope, width): rotation(positions_BT, width, rope, wide) for rope, width in kinds if rope is not None}
+        turns: Turns = {**turned}
+        return x_BTD, turns
 
     def _run_layers(self, x_BTD: Array, views: Views, turns: Turns, dropout_keys_B: DropoutKeys) -> Array:
         splits = [nnx.split(self.blocks[str(i)]) for i in range(len(self.spec.blocks))]

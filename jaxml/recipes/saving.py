@@ -15,19 +15,17 @@ import numpy as np
 
 from jaxml import __version__, trees
 from jaxml.checkpoint.manifest import Manifest
-from jaxml.checkpoint.probe import check, probe_tokens, record
+from jaxml.checkpoint.probe import check, record
 from jaxml.checkpoint.store import CheckpointStore, describe_leaves, find_checkpoint
 from jaxml.config.spec import from_json, to_json
 from jaxml.data.prepared import Prepared
 from jaxml.errors import CheckpointError, Fault
-from jaxml.models.build import BoundModel
-from jaxml.models.check import decoder_of
+from jaxml.infer.sealed import circumstances, probe_function
 from jaxml.recipes.assemble import Assembly
 from jaxml.recipes.run_directory import RunRecord, refuse_changed_experiment
 from jaxml.tasks.spec import TextClassification
 
 PARTS = ("params", "opt_state", "ema")
-PROBE_LENGTH = 16
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 
@@ -44,7 +42,8 @@ class Saver:
         """Start saving `state`; returns the seconds for which training stood still. The write goes on in the background."""
         step = int(state["step"])
         parts = {name: state[name] for name in PARTS if name in state}
-        return self.store.save(step, parts, self._manifest(step, state, parts, skipped, metrics))
+        manifest = self._manifest(step, state, parts, skipped, metrics)
+        return self.store.save(step, parts, manifest, self.assembly.prepared.tokenizer.files())
 
     def restore(self, step: int) -> tuple[dict[str, Any], tuple[int, ...]]:
         """The state at a saved step, on this run's mesh, and the data steps that it left out.
@@ -74,14 +73,12 @@ class Saver:
 
     def _probe(self, state: dict[str, Any]) -> np.ndarray:
         if self._logits is None:
-            self._logits = jax.jit(probe_function(self.assembly.program.bound, self.assembly.experiment))
+            self._logits = jax.jit(probe_function(self.assembly.program.bound, self.assembly.experiment.task))
         return np.asarray(jax.device_get(self._logits(self.assembly.program.eval_params(state))))
 
     def _circumstances(self) -> dict[str, str]:
-        experiment, mesh = self.assembly.experiment, self.assembly.mesh
-        execution = experiment.execution
-        layout = f"{dict(mesh.shape)}, {execution.layers}, {execution.attention}"
-        return {"compute": experiment.precision.compute, "layout": layout}
+        experiment = self.assembly.experiment
+        return circumstances(self.assembly.mesh.shape, experiment.execution, experiment.precision)
 
     def _manifest(
         self,
@@ -129,20 +126,6 @@ def refuse_other_data(manifest: Manifest, prepared: Prepared, owner: str) -> Non
     ]
     if faults:
         raise CheckpointError.from_faults(faults)
-
-
-def probe_function(model: BoundModel, experiment: Any) -> Any:
-    """A function params -> logits of the fixed probe batch: what serving recomputes before it starts."""
-    decoder = decoder_of(experiment.model)
-    tokens = jnp.asarray(probe_tokens(decoder.vocab_size, min(PROBE_LENGTH, decoder.context_length)))
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
-
-    def logits(params: Any) -> jax.Array:
-        module = model.bind(params)
-        outputs, _ = module(tokens, positions, jnp.ones_like(tokens))
-        return outputs if isinstance(experiment.task, TextClassification) else module.logits(outputs)
-
-    return logits
 
 
 def initial_params(assembly: Assembly, path: str) -> dict[str, Any]:

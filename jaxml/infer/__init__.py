@@ -1,0 +1,1 @@
+"""From a checkpoint to tokens: cached decoding, sampling, scoring, evaluation, and the batching engine."""

@@ -1,0 +1,249 @@
+"""The rows that are decoded together: requests join and leave between steps. One thread, no queue, no HTTP.
+
+Reads `infer.decoding_model`, `infer.sampling` and `infer.text`; `LanguageModel.generate` and `infer.engine` drive it.
+
+A step takes one piece of the prompt of the request that is joining, if one is, then a few tokens for every running row. A
+request is prefilled in a cache of one row and then copied to its row of the batch. The number of rows follows the load in
+powers of two, because a step with eight rows takes several times as long as one with one; the rows are copied when it
+changes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxml.infer.decode import MAX_STEPS, Steps
+from jaxml.infer.decoding_model import DecodingModel
+from jaxml.infer.request import Event, FinishReason, Request, TokenLogprob
+from jaxml.infer.sampling import Rows, empty_rows
+from jaxml.infer.text import TextStream
+from jaxml.models.cache import Cache
+
+
+@dataclass
+class Seat:
+    """A request that has a row, or is about to. `num_cached`: tokens of its prompt that are in the cache."""
+
+    request: Request
+    row: Rows
+    max_tokens: int
+    text: TextStream | None
+    num_cached: int = 0
+    num_tokens: int = 0
+    stop_tokens: frozenset[int] = field(default_factory=frozenset)
+
+
+class Batch:
+    """At most `max_rows` requests at once, running and joining together.
+
+    target_s: how long a step may decode before it reports, if that is more than one token: small models pay more for
+    leaving and entering the jitted loop than for a token.
+    """
+
+    def __init__(self, model: DecodingModel, max_rows: int = 8, target_s: float = 0.02):
+        self.model, self.max_rows, self.target_s = model, max_rows, target_s
+        self.sizes = _sizes(max_rows)
+        self._joining: deque[Seat] = deque()
+        self._seats: list[Seat | None] = [None]
+        self._cache, self._rows = model.empty_cache(1), empty_rows(1, model.vocab_size)
+        self._scratch = model.empty_cache(1)
+        self._step_s: dict[int, float] = {}
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have a row."""
+        return sum(seat is not None for seat in self._seats)
+
+    @property
+    def num_places(self) -> int:
+        """Requests that could be added now."""
+        return self.max_rows - self.num_running - len(self._joining)
+
+    @property
+    def has_place(self) -> bool:
+        return self.num_places > 0
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._joining) or self.num_running > 0
+
+    def add(self, request: Request) -> None:
+        """Take a request in. Raises RequestError when it cannot be right or its prompt does not fit."""
+        row = self.model.make_row(request)
+        tokenizer, stop = self.model.tokenizer, request.sampling.stop
+        if stop:
+            tokenizer = self.model.opened.require_tokenizer()
+        seat = Seat(
+            request,
+            row,
+            self.model.limit(request),
+            None if tokenizer is None else TextStream(tokenizer, request.prompt, stop),
+            stop_tokens=frozenset((*self.model.eos, *request.sampling.stop_token_ids)),
+        )
+        self._joining.append(seat)
+
+    def remove(self, id: str) -> bool:
+        """Forget a request, wherever it is; its place is free at once. False when it is not here."""
+        for seat in self._joining:
+            if seat.request.id == id:
+                self._joining.remove(seat)
+                return True
+        for index, seat in enumerate(self._seats):
+            if seat is not None and seat.request.id == id:
+                self._seats[index] = None
+                return True
+        return False
+
+    def step(self) -> list[Event]:
+        """One piece of prefill and a few tokens for each running request; the events of requests that advanced."""
+        events = self._advance_prefill() if self._joining else []
+        if self.num_running:
+            events += self._decode()
+        if not self._joining:
+            self._resize(self.num_running)
+        return events
+
+    def warm_up(self) -> int:
+        """Compile everything that steps can run; returns the number of programs."""
+        row = self.model.make_row(Request("", (0,)))
+        programs = 0
+        for size in self.model.pieces:
+            logits, self._scratch, _ = self.model.prefill([0] * min(size, self.model.context_length), 0, self._scratch)
+            programs += 1
+        self.model.sample(logits, row)
+        for size in self.sizes:
+            self._seats = [None] * size
+            self._cache, self._rows = self.model.empty_cache(size), empty_rows(size, self.model.vocab_size)
+            self._cache, self._rows = _insert(self._cache, self._rows, self._scratch, row, np.int32(0))
+            _, self._cache, self._rows = self.model.decode_steps(self._cache, self._rows, np.zeros(size, bool), 1)
+            neighbours = [other for other in (size // 2, 2 * size) if other in self.sizes]
+            for other in neighbours:
+                _take(self._cache, self._rows, np.zeros(other, np.int32))
+            programs += 2 + len(neighbours)
+        self._resize(0)
+        return programs + 1
+
+    def _advance_prefill(self) -> list[Event]:
+        seat = self._joining[0]
+        prompt = seat.request.prompt
+        logits, self._scratch, seat.num_cached = self.model.prefill(prompt, seat.num_cached, self._scratch)
+        if seat.num_cached < len(prompt):
+            return []
+        self._joining.popleft()
+        row, drawn = self.model.sample(logits, seat.row)
+        first = jax.device_get(drawn)
+        steps = Steps(*(value[:, None] for value in first), np.ones(1, np.int32))
+        event = self._event(seat, steps, 0)
+        if event.finish_reason is None:
+            if self.num_running == len(self._seats):
+                self._resize(self.num_running + 1)
+            index = self._seats.index(None)
+            self._cache, self._rows = _insert(self._cache, self._rows, self._scratch, row, np.int32(index))
+            self._seats[index] = seat
+        return [event]
+
+    def _decode(self) -> list[Event]:
+        size = len(self._seats)
+        running = np.array([seat is not None for seat in self._seats])
+        per_step = self._step_s.get(size, self.target_s)
+        num_steps = int(np.clip(self.target_s / per_step, 1, MAX_STEPS))
+        begun = time.perf_counter()
+        steps, self._cache, self._rows = self.model.decode_steps(self._cache, self._rows, running, num_steps)
+        steps = jax.device_get(steps)
+        made = max(1, int(steps.num_tokens.max()))
+        self._step_s[size] = (time.perf_counter() - begun) / made
+        events = []
+        for index, seat in enumerate(self._seats):
+            if seat is None:
+                continue
+            event = self._event(seat, steps, index)
+            events.append(event)
+            if event.finish_reason is not None:
+                self._seats[index] = None
+        return events
+
+    def _event(self, seat: Seat, steps: Steps, row: int) -> Event:
+        """What a request's new tokens mean: text, an end, log-probabilities."""
+        tokens = steps.tokens[row, : int(steps.num_tokens[row])].tolist()
+        seat.num_tokens += len(tokens)
+        reason: FinishReason | None = None
+        if tokens and tokens[-1] in seat.stop_tokens and seat.num_tokens > 0:
+            reason = "stop"
+            tokens.pop()
+        elif seat.num_tokens >= seat.max_tokens:
+            reason = "length"
+        text = ""
+        if seat.text is not None:
+            before = seat.text.num_tokens_used
+            text = seat.text.push(tokens)
+            if seat.text.stopped:
+                dropped = len(tokens) - (seat.text.num_tokens_used - before)
+                tokens = tokens[: len(tokens) - dropped]
+                seat.num_tokens -= dropped + (reason == "stop")
+                reason = "stop"
+            elif reason is not None:
+                text += seat.text.flush()
+        return Event(
+            seat.request.id,
+            tuple(tokens),
+            text,
+            _logprobs(seat.request, steps, row, tokens),
+            reason,
+            seat.num_tokens,
+        )
+
+    def _resize(self, num_wanted: int) -> None:
+        """Make the batch as small as holds `num_wanted` rows, keeping those that run."""
+        size = next(size for size in self.sizes if size >= max(1, num_wanted))
+        # One doubling or halving at a time: those are the copies that are compiled.
+        while len(self._seats) != size:
+            now = len(self._seats)
+            after = next(s for s in self.sizes if s > now) if size > now else max(s for s in self.sizes if s < now)
+            kept = [index for index, seat in enumerate(self._seats) if seat is not None]
+            taken = np.array(kept + [0] * (after - len(kept)), np.int32)
+            self._cache, self._rows = _take(self._cache, self._rows, taken)
+            self._seats = [self._seats[index] for index in kept] + [None] * (after - len(kept))
+
+
+def _sizes(max_rows: int) -> list[int]:
+    """1, 2, 4 and so on, up to and with `max_rows`.
+
+    >>> _sizes(6)
+    [1, 2, 4, 6]
+    """
+    sizes = [1]
+    while sizes[-1] < max_rows:
+        sizes.append(min(2 * sizes[-1], max_rows))
+    return sizes
+
+
+@partial(jax.jit, donate_argnums=(0, 1))
+def _insert(cache: Cache, rows: Rows, one_cache: Cache, one_row: Rows, index: Any) -> tuple[Cache, Rows]:
+    def put(into: Any, new: Any) -> Any:
+        return jax.lax.dynamic_update_slice_in_dim(into, new.astype(into.dtype), index, axis=0)
+
+    return jax.tree.map(put, cache, one_cache), jax.tree.map(put, rows, one_row)
+
+
+@jax.jit
+def _take(cache: Cache, rows: Rows, index: Any) -> tuple[Cache, Rows]:
+    return jax.tree.map(lambda leaf: leaf[index], (cache, rows))
+
+
+def _logprobs(request: Request, steps: Steps, row: int, tokens: list[int]) -> tuple[TokenLogprob, ...]:
+    wanted = request.sampling.num_logprobs
+    if wanted is None:
+        return ()
+    found = []
+    for place, token in enumerate(tokens):
+        top = zip(steps.top_tokens[row, place, :wanted], steps.top_logprobs[row, place, :wanted], strict=True)
+        pairs = tuple((int(other), float(value)) for other, value in top if np.isfinite(value))
+        found.append(TokenLogprob(token, float(steps.logprobs[row, place]), pairs))
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""The LitServe endpoint: HTTP in front, the engine behind a unix socket."""
