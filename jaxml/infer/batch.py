@@ -4,8 +4,8 @@ Reads `infer.decoding_model`, `infer.sampling` and `infer.text`; `LanguageModel.
 
 A step takes one piece of the prompt of the request that is joining, if one is, then a few tokens for every running row. A
 request is prefilled in a cache of one row and then copied to its row of the batch. The number of rows follows the load in
-powers of two, because a step with eight rows takes several times as long as one with one; the rows are copied when it
-changes.
+powers of two, because a step with eight rows takes several times as long as one with one; the capacity of a row follows the
+longest text in the batch, because attention pays for every slot. The cache is copied when either changes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxml.infer.decode import MAX_STEPS, Steps
@@ -25,6 +26,8 @@ from jaxml.infer.request import Event, FinishReason, Request, TokenLogprob
 from jaxml.infer.sampling import Rows, empty_rows
 from jaxml.infer.text import TextStream
 from jaxml.models.cache import Cache
+
+FIRST_CAPACITY = 128
 
 
 @dataclass
@@ -39,6 +42,11 @@ class Seat:
     num_tokens: int = 0
     stop_tokens: frozenset[int] = field(default_factory=frozenset)
 
+    @property
+    def num_slots(self) -> int:
+        """Slots of the cache that the next token needs: those of all tokens so far, of which the last is not in it yet."""
+        return len(self.request.prompt) + self.num_tokens
+
 
 class Batch:
     """At most `max_rows` requests at once, running and joining together.
@@ -49,12 +57,13 @@ class Batch:
 
     def __init__(self, model: DecodingModel, max_rows: int = 8, target_s: float = 0.02):
         self.model, self.max_rows, self.target_s = model, max_rows, target_s
-        self.sizes = _sizes(max_rows)
+        self.sizes, self.capacities = _ladder(1, max_rows, 2), _ladder(FIRST_CAPACITY, model.capacity, 4)
         self._joining: deque[Seat] = deque()
         self._seats: list[Seat | None] = [None]
-        self._cache, self._rows = model.empty_cache(1), empty_rows(1, model.vocab_size)
-        self._scratch = model.empty_cache(1)
-        self._step_s: dict[int, float] = {}
+        self._capacity = self.capacities[0]
+        self._cache, self._rows = model.empty_cache(1, self._capacity), empty_rows(1, model.vocab_size)
+        self._scratch = model.empty_cache(1, model.capacity)
+        self._step_s: dict[tuple[int, int], float] = {}
 
     @property
     def num_running(self) -> int:
@@ -106,29 +115,27 @@ class Batch:
         events = self._advance_prefill() if self._joining else []
         if self.num_running:
             events += self._decode()
-        if not self._joining:
-            self._resize(self.num_running)
         return events
 
     def warm_up(self) -> int:
-        """Compile everything that steps can run; returns the number of programs."""
-        row = self.model.make_row(Request("", (0,)))
-        programs = 0
+        """Compile everything that steps can run; returns the number of programs. The batch must be empty."""
+        vocab_size, row = self.model.vocab_size, self.model.make_row(Request("", (0,)))
         for size in self.model.pieces:
-            logits, self._scratch, _ = self.model.prefill([0] * min(size, self.model.context_length), 0, self._scratch)
-            programs += 1
+            length = min(size, self.model.context_length)
+            logits, self._scratch, _ = self.model.prefill([0] * length, 0, self._scratch)
         self.model.sample(logits, row)
-        for size in self.sizes:
-            self._seats = [None] * size
-            self._cache, self._rows = self.model.empty_cache(size), empty_rows(size, self.model.vocab_size)
-            self._cache, self._rows = _insert(self._cache, self._rows, self._scratch, row, np.int32(0))
-            _, self._cache, self._rows = self.model.decode_steps(self._cache, self._rows, np.zeros(size, bool), 1)
-            neighbours = [other for other in (size // 2, 2 * size) if other in self.sizes]
-            for other in neighbours:
-                _take(self._cache, self._rows, np.zeros(other, np.int32))
-            programs += 2 + len(neighbours)
-        self._resize(0)
-        return programs + 1
+        programs = len(self.model.pieces) + 1
+        for capacity in self.capacities:
+            for size in self.sizes:
+                cache, rows = self.model.empty_cache(size, capacity), empty_rows(size, vocab_size)
+                cache, rows = _insert(cache, rows, self._scratch, row, np.int32(0))
+                _, cache, rows = self.model.decode_steps(cache, rows, np.zeros(size, bool), 1)
+                others = [(other, capacity) for other in _neighbours(self.sizes, size)]
+                others += [(size, other) for other in _neighbours(self.capacities, capacity)]
+                for new_size, new_capacity in others:
+                    _take(cache, rows, np.zeros(new_size, np.int32), new_capacity)
+                programs += 2 + len(others)
+        return programs
 
     def _advance_prefill(self) -> list[Event]:
         seat = self._joining[0]
@@ -142,23 +149,26 @@ class Batch:
         steps = Steps(*(value[:, None] for value in first), np.ones(1, np.int32))
         event = self._event(seat, steps, 0)
         if event.finish_reason is None:
-            if self.num_running == len(self._seats):
-                self._resize(self.num_running + 1)
+            self._fit(self.num_running + 1, seat.num_slots)
             index = self._seats.index(None)
             self._cache, self._rows = _insert(self._cache, self._rows, self._scratch, row, np.int32(index))
             self._seats[index] = seat
         return [event]
 
     def _decode(self) -> list[Event]:
-        size = len(self._seats)
+        self._fit(self.num_running + bool(self._joining))
+        shape = (len(self._seats), self._capacity)
         running = np.array([seat is not None for seat in self._seats])
-        per_step = self._step_s.get(size, self.target_s)
-        num_steps = int(np.clip(self.target_s / per_step, 1, MAX_STEPS))
+        per_step = self._step_s.get(shape, self.target_s)
+        # While a request joins, the others take one token between two pieces of its prompt.
+        target_s = 0.0 if self._joining else self.target_s
+        room = self._capacity + 1 - max(seat.num_slots for seat in self._seats if seat is not None)
+        num_steps = int(np.clip(target_s / per_step, 1, min(MAX_STEPS, room)))
         begun = time.perf_counter()
         steps, self._cache, self._rows = self.model.decode_steps(self._cache, self._rows, running, num_steps)
         steps = jax.device_get(steps)
         made = max(1, int(steps.num_tokens.max()))
-        self._step_s[size] = (time.perf_counter() - begun) / made
+        self._step_s[shape] = (time.perf_counter() - begun) / made
         events = []
         for index, seat in enumerate(self._seats):
             if seat is None:
@@ -199,42 +209,72 @@ class Batch:
             seat.num_tokens,
         )
 
-    def _resize(self, num_wanted: int) -> None:
-        """Make the batch as small as holds `num_wanted` rows, keeping those that run."""
-        size = next(size for size in self.sizes if size >= max(1, num_wanted))
-        # One doubling or halving at a time: those are the copies that are compiled.
+    def _fit(self, num_rows: int, num_slots: int = 1) -> None:
+        """Make the batch as small as holds `num_rows` rows and, in each, the slots that its next token needs; at least
+        `num_slots`. Rows that run are kept."""
+        needed = max([num_slots, *(seat.num_slots for seat in self._seats if seat is not None)])
+        capacity = next(size for size in self.capacities if size >= needed)
+        size = next(size for size in self.sizes if size >= max(1, num_rows))
+        # One step of one ladder at a time: those are the copies that are compiled.
+        while self._capacity != capacity:
+            self._copy(len(self._seats), _towards(self.capacities, self._capacity, capacity))
         while len(self._seats) != size:
-            now = len(self._seats)
-            after = next(s for s in self.sizes if s > now) if size > now else max(s for s in self.sizes if s < now)
+            self._copy(_towards(self.sizes, len(self._seats), size), self._capacity)
+
+    def _copy(self, size: int, capacity: int) -> None:
+        kept = list(range(len(self._seats)))
+        if size != len(kept):
             kept = [index for index, seat in enumerate(self._seats) if seat is not None]
-            taken = np.array(kept + [0] * (after - len(kept)), np.int32)
-            self._cache, self._rows = _take(self._cache, self._rows, taken)
-            self._seats = [self._seats[index] for index in kept] + [None] * (after - len(kept))
+        taken = kept + [0] * (size - len(kept))
+        self._cache, self._rows = _take(self._cache, self._rows, np.array(taken, np.int32), capacity)
+        self._seats = [self._seats[index] for index in kept] + [None] * (size - len(kept))
+        self._capacity = capacity
 
 
-def _sizes(max_rows: int) -> list[int]:
-    """1, 2, 4 and so on, up to and with `max_rows`.
+def _ladder(first: int, last: int, factor: int) -> list[int]:
+    """Sizes from `first` to `last`, each `factor` times the one before, the last one less.
 
-    >>> _sizes(6)
-    [1, 2, 4, 6]
+    >>> _ladder(1, 6, 2), _ladder(128, 512, 4), _ladder(128, 64, 4)
+    ([1, 2, 4, 6], [128, 512], [64])
     """
-    sizes = [1]
-    while sizes[-1] < max_rows:
-        sizes.append(min(2 * sizes[-1], max_rows))
+    sizes = [min(first, last)]
+    while sizes[-1] < last:
+        sizes.append(min(factor * sizes[-1], last))
     return sizes
+
+
+def _towards(ladder: list[int], now: int, goal: int) -> int:
+    """The next size of the ladder on the way from one to another."""
+    return ladder[ladder.index(now) + (1 if goal > now else -1)]
+
+
+def _neighbours(ladder: list[int], size: int) -> list[int]:
+    """The sizes next to one on the ladder."""
+    place = ladder.index(size)
+    return [ladder[other] for other in (place - 1, place + 1) if 0 <= other < len(ladder)]
 
 
 @partial(jax.jit, donate_argnums=(0, 1))
 def _insert(cache: Cache, rows: Rows, one_cache: Cache, one_row: Rows, index: Any) -> tuple[Cache, Rows]:
+    """The batch with one row's cache (as far as it fits; more is not in use) and state at `index`."""
+    capacity = cache.capacity
+
     def put(into: Any, new: Any) -> Any:
         return jax.lax.dynamic_update_slice_in_dim(into, new.astype(into.dtype), index, axis=0)
 
+    one_cache = jax.tree.map(lambda leaf: leaf[:, :capacity], one_cache)
     return jax.tree.map(put, cache, one_cache), jax.tree.map(put, rows, one_row)
 
 
-@jax.jit
-def _take(cache: Cache, rows: Rows, index: Any) -> tuple[Cache, Rows]:
-    return jax.tree.map(lambda leaf: leaf[index], (cache, rows))
+@partial(jax.jit, static_argnums=3)
+def _take(cache: Cache, rows: Rows, index: Any, capacity: int) -> tuple[Cache, Rows]:
+    """The rows at `index` (R), each with its first `capacity` slots; new slots hold zeros."""
+
+    def fit(leaf: Any) -> Any:
+        new = max(0, capacity - leaf.shape[1])
+        return jnp.pad(leaf[:, :capacity][index], ((0, 0), (0, new), (0, 0), (0, 0)))
+
+    return jax.tree.map(fit, cache), jax.tree.map(lambda leaf: leaf[index], rows)
 
 
 def _logprobs(request: Request, steps: Steps, row: int, tokens: list[int]) -> tuple[TokenLogprob, ...]:

@@ -49,10 +49,10 @@ def beam_search(
     max_tokens: None is what fits into the context. Raises RequestError: num_beams out of range, a penalty that is not
     finite, a prompt that does not fit.
     """
-    if not 1 <= num_beams <= min(MAX_BEAMS, model.vocab_size // 2) or not math.isfinite(length_penalty):
+    if not 1 <= num_beams <= MAX_BEAMS or not math.isfinite(length_penalty):
         raise RequestError(
             "num_beams and length_penalty",
-            expected=f"beams from 1 to {min(MAX_BEAMS, model.vocab_size // 2)}, and a finite penalty",
+            expected=f"beams from 1 to {MAX_BEAMS}, and a finite penalty",
             got=f"{num_beams}, {length_penalty}",
             todo="correct them",
         )
@@ -96,7 +96,7 @@ def beam_search(
 
 
 def _prefill(model: DecodingModel, prompt: Sequence[int]) -> tuple[Array, Cache]:
-    cache, start = model.empty_cache(1), 0
+    cache, start = model.empty_cache(1, model.capacity), 0
     logits = None
     while start < len(prompt):
         logits, cache, start = model.prefill(prompt, start, cache)

@@ -112,9 +112,9 @@ class DecodingModel:
             eos=self.eos,
         )
 
-    def empty_cache(self, num_rows: int) -> Cache:
-        """A cache for rows of the whole context."""
-        return empty_cache(self.bound.spec, num_rows, self.capacity, self.bound.policy.compute)  # type: ignore[arg-type]
+    def empty_cache(self, num_rows: int, capacity: int) -> Cache:
+        """A cache for `num_rows` rows of at most `capacity` tokens."""
+        return empty_cache(self.bound.spec, num_rows, capacity, self.bound.policy.compute)  # type: ignore[arg-type]
 
     def prefill(self, prompt: Sequence[int], start: int, cache: Cache) -> tuple[jax.Array, Cache, int]:
         """One piece of a prompt, from `start`, into a cache of one row, which is donated: (logits [1, V] of the piece's
@@ -174,4 +174,5 @@ def _prepare(opened: Opened, bound: BoundModel) -> dict[str, Any]:
         prepared = jax.jit(lambda params: jax.tree.map(lambda leaf: leaf.astype(dtype), unrolled_params(spec, params)))(
             opened.params
         )
-    return jax.tree.map(lambda leaf: jax.device_put(leaf, jax.devices()[0]), prepared)
+    # Through the host, so that they are committed to no device: programs are compiled again for arguments that are.
+    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)), prepared)
