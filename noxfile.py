@@ -27,8 +27,8 @@ QUIET = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 @nox.session
 def quickstart(session: nox.Session) -> None:
-    """Train a small language model on Tiny Shakespeare, kill it, resume it, compare: the README's first command."""
-    session.install(".")
+    """Train on Tiny Shakespeare, kill, resume, compare, evaluate, serve, ask: the README's first command."""
+    session.install(".[serve,client]")
     session.run("python", "experiments/quickstart.py", *session.posargs, env=QUIET)
 
 

@@ -1,28 +1,34 @@
-"""Question: does a run that was killed with -9 really go on bit for bit? (`nox -s quickstart`)
+"""Question: does one model really go all the way, trained, killed, resumed, measured, served? (`nox -s quickstart`)
 
-Command: python experiments/quickstart.py
-Hardware: two CPU cores, no accelerator; about two minutes.
-Result: the curves of the killed and of the straight run are the same, bit for bit.
+Command: python experiments/quickstart.py   (needs the extras `serve` and `client`)
+Hardware: two CPU cores, no accelerator; two to three minutes.
+Result: the killed run's curve is the straight run's bit for bit, and the served model answers OpenAI's own client.
 
-It trains `experiments/shakespeare.py` twice, for fewer steps: once straight through, and once killed half way and
-resumed. Then it compares every logged loss and every bit of the last checkpoint.
+1. trains `experiments/shakespeare.py`, is killed with -9 on the way, and resumes to the end;
+2. trains the same again, not killed, past the place of the kill, and compares every loss and every bit of a checkpoint;
+3. evaluates, and prints a sample;
+4. serves the checkpoint, asks one streamed question with the official `openai` client, and stops cleanly;
+5. leaves `report.html`.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-STEPS, KILL_AFTER = 200, 110
+STEPS, KILL_AFTER, COMPARED = 300, 70, 100
 FILE = Path(__file__).parent / "shakespeare.py"
 RUN = "from jaxml.cli.main import entry; entry()"
-SETTINGS = ["--train.steps", str(STEPS), "--train.eval-every", "100", "--checkpoint.every", "50"]
+PROMPT = "ROMEO:"
+# A checkpoint every 50 steps; those of every 100 steps stay, so that both runs have one of step COMPARED.
+SAVING = ["--checkpoint.every", "50", "--checkpoint.keep-every", str(COMPARED)]
+SETTINGS = ["--train.steps", str(STEPS), "--train.eval-every", "150", *SAVING]
 
 
 def jaxml(*arguments: str) -> list[str]:
@@ -30,49 +36,97 @@ def jaxml(*arguments: str) -> list[str]:
     return [sys.executable, "-c", RUN, *arguments]
 
 
-def losses(run_dir: Path) -> list[tuple[int, float]]:
-    """(step, loss) of every logged step."""
+def say(text: str) -> None:
+    print(f"\n{text}", flush=True)
+
+
+def losses(run_dir: Path) -> dict[int, float]:
+    """Step to loss, of every logged step."""
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-    return [(record["step"], record["loss"]) for record in map(json.loads, lines)]
+    return {record["step"]: record["loss"] for record in map(json.loads, lines)}
 
 
-def kill_half_way(run_dir: Path) -> int:
-    """Start a run and kill it with -9 once it has logged step KILL_AFTER; returns the last step it logged."""
+def stop_after(step: int, run_dir: Path, number: signal.Signals) -> None:
+    """Start the run and send it a signal once it has logged `step`."""
     process = subprocess.Popen(jaxml("train", str(FILE), "--run-dir", str(run_dir), *SETTINGS))
-    while not (run_dir / "metrics.jsonl").exists() or len(losses_so_far(run_dir)) < KILL_AFTER:
+    log = run_dir / "metrics.jsonl"
+    while not log.exists() or log.read_bytes().count(b"\n") < step:
         if process.poll() is not None:
             raise SystemExit(f"the run ended by itself with exit code {process.returncode}")
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
+    process.send_signal(number)
     process.wait()
-    return len(losses_so_far(run_dir))
 
 
-def losses_so_far(run_dir: Path) -> list[bytes]:
-    """Whole lines of a log that is being written."""
-    return (run_dir / "metrics.jsonl").read_bytes().split(b"\n")[:-1]
+def compare(killed: Path, straight: Path) -> None:
+    """Refuse to go on unless both runs have the same losses up to step COMPARED and the same bits there."""
+    first, second = losses(killed), losses(straight)
+    is_same_curve = all(first[step] == second[step] for step in range(1, COMPARED + 1))
+    folders = [str(run / "checkpoints" / str(COMPARED)) for run in (killed, straight)]
+    is_same_model = subprocess.run(jaxml("inspect", *folders)).returncode == 0
+    print(f"   {COMPARED} losses: {'the same, bit for bit' if is_same_curve else 'DIFFERENT'}")
+    if not (is_same_curve and is_same_model):
+        raise SystemExit(1)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def serve_and_ask(run_dir: Path) -> None:
+    """Serve the newest checkpoint, stream one answer through the official client, and stop the server."""
+    import httpx
+    import openai
+
+    port = free_port()
+    server = subprocess.Popen(jaxml("serve", str(run_dir), "--port", str(port), "--max-batch", "2"))
+    try:
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+        while True:
+            if server.poll() is not None:
+                raise SystemExit(f"the server ended by itself with exit code {server.returncode}")
+            try:
+                if httpx.get(f"http://127.0.0.1:{port}/health/ready").status_code == 200:
+                    break
+            except httpx.HTTPError:
+                pass  # not listening yet
+            time.sleep(0.2)
+        model = client.models.list().data[0].id
+        print(f"   {PROMPT}", end="", flush=True)
+        for chunk in client.completions.create(
+            model=model, prompt=PROMPT, max_tokens=100, temperature=0.7, seed=1, stream=True
+        ):
+            print(chunk.choices[0].text.replace("\n", "\n   "), end="", flush=True)
+        print()
+    finally:
+        server.terminate()
+        code = server.wait(timeout=30)
+    print(f"   the server stopped with exit code {code}")
+    if code != 0:
+        raise SystemExit(1)
 
 
 def main() -> None:
     begun = time.monotonic()
     home = Path(tempfile.mkdtemp(prefix="jaxml-quickstart-"))
-    straight, killed = home / "straight", home / "killed"
-    print(f"1. Train {STEPS} steps straight through ({straight})", flush=True)
-    subprocess.run(jaxml("train", str(FILE), "--run-dir", str(straight), *SETTINGS), check=True)
-    print("\n2. The same again, killed with -9 on the way", flush=True)
-    last = kill_half_way(killed)
-    print(f"\n   killed after step {last}\n\n3. Resume it", flush=True)
-    subprocess.run(jaxml("resume", str(killed)), check=True)
-    print("\n4. Compare", flush=True)
-    same_curve = losses(straight) == losses(killed)
-    same_weights = subprocess.run(jaxml("inspect", str(straight), str(killed))).returncode == 0
-    first, end = losses(straight)[0][1], losses(straight)[-1][1]
-    print(f"   {STEPS} losses, from {first:.3f} to {end:.3f}: {'the same' if same_curve else 'DIFFERENT'}, bit for bit")
-    print(f"   report: {killed / 'report.html'}")
+    killed, straight = home / "run", home / "straight"
+    say(f"1. Train {STEPS} steps, killed with -9 after step {KILL_AFTER} ({killed})")
+    stop_after(KILL_AFTER, killed, signal.SIGKILL)
+    say("   killed; resume it to the end")
+    subprocess.run(jaxml("resume", str(killed), "--sample", PROMPT), check=True)
+    say(f"2. The same, not killed, as far as step {COMPARED}: is it the same curve?")
+    stop_after(COMPARED, straight, signal.SIGTERM)
+    compare(killed, straight)
+    say("3. Evaluate, and let it write")
+    subprocess.run(jaxml("eval", str(killed)), check=True)
+    arguments = ["--prompt", PROMPT, "--max-tokens", "200", "--temperature", "0.8", "--seed", "0", "--stream"]
+    subprocess.run(jaxml("generate", str(killed), *arguments), check=True)
+    say("4. Serve it, and ask with OpenAI's client")
+    serve_and_ask(killed)
+    say(f"5. The report: {killed / 'report.html'}")
     print(f"   {time.monotonic() - begun:.0f} s in all")
-    if not (same_curve and same_weights):
-        raise SystemExit(1)
-    shutil.rmtree(straight)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,15 @@ VERBS = {
         "go on with a text",
         'jaxml generate runs/a --prompt "ROMEO:" --max-tokens 100 --temperature 0.8 --seed 1',
     ),
+    "score": ("score", "log-probabilities of a text", 'jaxml score runs/a --text "To be, or not to be" --json'),
+    "eval": ("eval", "loss, perplexity, bits a byte; test sets", "jaxml eval runs/a --text held-out.txt"),
+    "predict": ("predict", "label texts with a classifier", 'jaxml predict runs/spam "You have won a prize"'),
+    "serve": ("serve", "answer over HTTP", "jaxml serve runs/a --port 8000"),
+    "import": (
+        "import_",
+        "make a checkpoint of a published model",
+        "jaxml import models/stories260k --out checkpoints/stories",
+    ),
     "seen": ("seen", "which steps and checkpoints saw a document", "jaxml seen runs/a --document 0"),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jaxml.cli.experiment_file import cache_directory, parser
-from jaxml.cli.train import add_tensorboard, outcome
+from jaxml.cli.train import add_watching, outcome
 from jaxml.config.overrides import override
 from jaxml.recipes.interruption import Interruption
 
@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> tuple[dict[str, Any], int]:
     """Parse, resume, and return the result of the run."""
     options = parser("resume", DESCRIPTION)
     options.add_argument("run_dir", help="the run directory")
-    add_tensorboard(options)
+    add_watching(options)
     given, overrides = options.parse_known_args(arguments)
     # Listening begins before the imports below, which take seconds.
     with Interruption() as interruption:
@@ -32,6 +32,7 @@ def main(arguments: list[str]) -> tuple[dict[str, Any], int]:
                 source="resume",
                 cache_dir=cache_directory(),
                 tensorboard=given.tensorboard,
+                samples=tuple(given.sample),
                 owns_process=True,
                 interruption=interruption,
             )

@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> tuple[dict[str, Any], int]:
         help="fresh refuses a directory with a run (default); resume goes on, or starts at step 0; must-resume never starts",
     )
     options.add_argument("--from", dest="initialise_from", help="checkpoint whose parameters the run starts from")
-    add_tensorboard(options)
+    add_watching(options)
     options.add_argument("--fields", action="store_true", help="list the fields that can be overridden, and leave")
     given, overrides = options.parse_known_args(arguments)
     experiment = load_experiment(given.file, ["--help"] if given.fields else overrides)
@@ -55,6 +55,7 @@ def main(arguments: list[str]) -> tuple[dict[str, Any], int]:
             source=given.file,
             cache_dir=cache_directory(),
             tensorboard=given.tensorboard,
+            samples=tuple(given.sample),
             owns_process=True,
             interruption=interruption,
         )
@@ -69,6 +70,7 @@ def outcome(result: TrainResult) -> tuple[dict[str, Any], int]:
     return {**fields, **metrics}, exit_code
 
 
-def add_tensorboard(options: argparse.ArgumentParser) -> None:
-    """The flag that train and resume share."""
+def add_watching(options: argparse.ArgumentParser) -> None:
+    """The flags that train and resume share: what is shown of a run beside its numbers."""
+    options.add_argument("--sample", action="append", default=[], help="a prompt to answer in report.html (repeatable)")
     options.add_argument("--tensorboard", action="store_true", help="also write TensorBoard events (extra `track`)")

@@ -94,8 +94,8 @@ class TextClassifier:
             )
         return ids[: self.row_length]
 
-    def predict_encoded(self, rows: Sequence[UInt32[np.ndarray, " S"]]) -> list[Prediction]:
-        """One prediction for each row of ids that `encode` gave."""
+    def predict_encoded(self, rows: Sequence[np.ndarray]) -> list[Prediction]:
+        """One prediction for each row of ids that `encode` gave (their lengths differ)."""
         predictions = []
         for start in range(0, len(rows), self.num_rows):
             chosen = rows[start : start + self.num_rows]

@@ -60,11 +60,13 @@ class SubwordTokenizer(Tokenizer):
         self._library.encode_special_tokens = True
         self._vocab = self._library.get_vocab(with_added_tokens=True)
         self.vocab_size = max(self._vocab.values()) + 1
-        is_ours = isinstance(spec, BpeTokenizerSpec)
-        self.eos_id = self._special("eos", END_OF_TEXT if is_ours else spec.eos, where)
-        self.bos_id = self._special("bos", "" if is_ours else spec.bos, where)
+        eos, bos = (END_OF_TEXT, "") if isinstance(spec, BpeTokenizerSpec) else (spec.eos, spec.bos)
+        self.eos_id = self._special("eos", eos, where)
+        self.bos_id = self._special("bos", bos, where)
         added = self._library.get_added_tokens_decoder()
         self._specials = {number: token for number, token in added.items() if token.special}
+        self._names = {self._vocab[token]: token for token in (eos, bos) if token}
+        self._names |= {number: token.content for number, token in self._specials.items()}
         decoders = _decoder_types(self._library)
         # With any other decoder beside it, what a token writes is no longer in the token alone.
         self._is_byte_level = decoders == ["ByteLevel"]
@@ -108,10 +110,7 @@ class SubwordTokenizer(Tokenizer):
 
     @property
     def special_tokens(self) -> Mapping[int, str]:
-        framing = {
-            number: self._library.id_to_token(number) for number in (self.bos_id, self.eos_id) if number is not None
-        }
-        return framing | {number: token.content for number, token in self._specials.items()}
+        return self._names
 
     @property
     def chat_template(self) -> str | None:

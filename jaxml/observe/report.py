@@ -29,6 +29,8 @@ class RunReport:
     clock_shares: the fraction of the wall time by kind (`WallClock.shares`).
     events: what the guard, a resume or a signal did, a sentence each.
     rows: the first packed rows as (text, segment id); segment 0 is padding, 1.. are the documents of the row.
+    samples: what the trained model made of some prompts, as (prompt, answer). commands: how to go on, as (what it does,
+    command line).
     """
 
     title: str
@@ -37,6 +39,8 @@ class RunReport:
     clock_shares: dict[str, float]
     events: list[str]
     rows: list[list[tuple[str, int]]]
+    samples: Sequence[tuple[str, str]] = ()
+    commands: Sequence[tuple[str, str]] = ()
 
 
 def render_report(run: RunReport) -> str:
@@ -47,6 +51,8 @@ def render_report(run: RunReport) -> str:
         _section("Training", f'<div class="charts">{"".join(_charts(run.records))}</div>'),
         _section("Where the time went", _time_bar(run.clock_shares) + f"<p>{_text(_sentence(summary.verdict))}.</p>"),
         _section("What happened", _events(run.events, run.records)),
+        _section("Samples", _samples(run.samples)),
+        _section("How to go on", _commands(run.commands)),
         _section("First packed rows", _rows(run.rows)),
         _section("Last values", _table(_last_values(run.records))),
         _section("The run", _table(run.facts)),
@@ -147,6 +153,18 @@ def _rows(rows: Sequence[Sequence[tuple[str, int]]]) -> str:
                 spans.append(f'<span class="s{(segment - 1) % 4}"><sup>{segment}</sup>{text}</span>')
         parts.append(f'<p class="row">{"".join(spans)}</p>')
     return "".join(parts)
+
+
+def _samples(samples: Sequence[tuple[str, str]]) -> str:
+    if not samples:
+        return '<p class="none">None were asked for (train with --sample PROMPT).</p>'
+    return "".join(f'<p class="row"><b>{_text(prompt)}</b>{_text(answer)}</p>' for prompt, answer in samples)
+
+
+def _commands(commands: Sequence[tuple[str, str]]) -> str:
+    if not commands:
+        return '<p class="none">Nothing was said.</p>'
+    return "<ul>" + "".join(f"<li>{_text(what)}: <code>{_text(line)}</code></li>" for what, line in commands) + "</ul>"
 
 
 def _last_values(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:

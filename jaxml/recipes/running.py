@@ -7,7 +7,7 @@ Reads `train.loop` for the events, and `saving`, `evaluate`, `guarding`, `announ
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxml.checkpoint.store import CheckpointStore
 from jaxml.config.spec import suggest
 from jaxml.data.loader import Loader
-from jaxml.errors import ConfigError, RunError
+from jaxml.errors import ConfigError, JaxmlError, RunError
 from jaxml.observe.metrics_log import MetricsLog, read_metrics
 from jaxml.observe.progress import Progress, Stream
 from jaxml.observe.summary import summarize
@@ -59,8 +59,10 @@ class Run:
         self.stalled_s = 0.0  # how long the last save held up the step after it
         self.has_started = False
 
-    def to_the_end(self, start: StartMode, initialise_from: str | None, tensorboard: bool) -> tuple[str, int]:
-        """(status, step): runs to the last step, or to a signal, with rewinds in between."""
+    def to_the_end(
+        self, start: StartMode, initialise_from: str | None, tensorboard: bool, prompts: Sequence[str] = ()
+    ) -> tuple[str, int]:
+        """(status, step): runs to the last step, or to a signal, with rewinds in between; `prompts` are for the report."""
         self.initialise_from = initialise_from
         state, skipped, how = self._start(start)
         step = int(state["step"])
@@ -89,8 +91,10 @@ class Run:
         )
         try:
             events = [str(event) for event in self.guard.events]
-            write_report(self.assembly, self.directory, self.facts, self.clock, events)
-        except RunError as refused:
+            # A signal leaves no time for samples: they have to be compiled.
+            asked = prompts if status == "finished" else ()
+            write_report(self.assembly, self.directory, self.facts, self.clock, events, asked)
+        except JaxmlError as refused:
             print(f"jaxml: {refused}", file=self.stream)  # the run itself is complete and saved
         return status, step
 

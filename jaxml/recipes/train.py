@@ -58,6 +58,7 @@ class TrainOptions:
 
     `cache_dir`: where compiled programs are kept between processes (None: not kept).
     `owns_process`: the wall-clock account begins at the start of the process, and the allocator is tuned.
+    `samples`: prompts that the trained model answers in report.html.
     `interruption`: one that already listens, so that a signal during the imports is heard.
     """
 
@@ -66,6 +67,7 @@ class TrainOptions:
     source: str = "python"
     cache_dir: str | None = None
     tensorboard: bool = False
+    samples: tuple[str, ...] = ()
     owns_process: bool = False
     stream: Stream | None = None
     interruption: Interruption | None = None
@@ -134,7 +136,7 @@ def _train(
             for note in assembly.prepared.notes:
                 print(f"jaxml: {note}", file=stream)
             run = Run(assembly, directory, store, Saver(assembly, store, record), clock, interruption, stream)
-            status, step = run.to_the_end(options.start, record.initialise_from, options.tensorboard)
+            status, step = run.to_the_end(options.start, record.initialise_from, options.tensorboard, options.samples)
             exit_code = REQUEUE_EXIT_CODE if status == "interrupted" else 0
             return TrainResult(str(directory.path), status, step, exit_code, dict(run.metrics), clock.summary())
         except JaxmlError as failure:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from jaxml.errors import DataError
 from jaxml.inputs.spec import BpeTokenizerSpec, ByteTokenizerSpec, CharTokenizerSpec, HuggingFaceTokenizerSpec
+from jaxml.inputs.subword import SubwordTokenizer
 from jaxml.inputs.tokenizers import (
     ByteTokenizer,
     CharTokenizer,
@@ -189,3 +190,117 @@ def test_real_tokenizers_encode_as_their_library_does() -> None:
         tokenizer = build_tokenizer(HuggingFaceTokenizerSpec(str(path)), [])
         assert tokenizer.encode(text) == expected
         assert tokenizer.vocab_size > max(expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(data=st.data())
+def test_the_bytes_of_tokens_joined_are_what_they_decode_to(
+    name: str, data: st.DataObject, every: dict[str, Tokenizer]
+):
+    tokenizer = every[name]
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=12))
+    written = b"".join(tokenizer.token_bytes(number) or b"" for number in ids)
+    assert written.decode("utf-8", "replace") == tokenizer.decode(ids)
+    assert tokenizer.token_bytes(tokenizer.vocab_size + 3) == b""
+
+
+def test_a_token_that_depends_on_its_neighbours_has_no_bytes_of_its_own() -> None:
+    vocab = {"<unk>": 0, "<s>": 1, "<0xC3>": 2, "▁a": 3}
+    made = library.Tokenizer(library.models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    made.add_special_tokens(["<s>"])
+    decoders = library.decoders
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer = SubwordTokenizer(
+        HuggingFaceTokenizerSpec("tokenizer.json", bos="<s>"), made.to_str().encode(), "a test"
+    )
+    assert [tokenizer.token_bytes(number) for number in range(5)] == [None, b"", b"\xc3", None, b""]
+    assert tokenizer.special_tokens == {1: "<s>"}
+
+
+def test_a_token_that_was_added_as_plain_text_writes_it(bpe: Tokenizer) -> None:
+    made = library.Tokenizer.from_str(bpe.files()["tokenizer.json"].decode())
+    made.add_tokens(["日 本", "<tool>"])
+    tokenizer = SubwordTokenizer(HuggingFaceTokenizerSpec("tokenizer.json"), made.to_str().encode(), "a test")
+    for text in ("日 本", "<tool>"):
+        (number,) = tokenizer.encode(text)
+        assert tokenizer.token_bytes(number) == text.encode() == tokenizer.decode([number]).encode()
+
+
+def test_special_tokens_are_named(every: dict[str, Tokenizer]) -> None:
+    assert every["byte"].special_tokens == {256: "<|endoftext|>"}
+    assert every["char"].special_tokens == {}
+    assert every["bpe"].special_tokens == every["huggingface"].special_tokens == {0: "<|endoftext|>"}
+
+
+# Characters that special tokens begin and end with, and tokens that eat white space or stand alone only.
+MARKS = ["<|a|>", "<|a|>b", "<|ab|>", "<l>", "<r>", "<plain>", "<|", "a", "|>", " ", "\n", "é"]
+
+
+@pytest.fixture(scope="module")
+def marking(bpe: Tokenizer) -> tuple[SubwordTokenizer, library.Tokenizer]:
+    made = library.Tokenizer.from_str(bpe.files()["tokenizer.json"].decode())
+    plain = [library.AddedToken(text, normalized=False) for text in ("<|a|>", "<|a|>b", "<|ab|>")]
+    left, right = library.AddedToken("<l>", lstrip=True), library.AddedToken("<r>", rstrip=True)
+    made.add_special_tokens([*plain, left, right, library.AddedToken("<w>", single_word=True)])
+    made.add_tokens(["<plain>"])
+    content = made.to_str().encode()
+    return SubwordTokenizer(HuggingFaceTokenizerSpec("tokenizer.json"), content, "a test"), made
+
+
+@given(text=st.lists(st.sampled_from([*MARKS, "<w>"]), max_size=10).map("".join))
+def test_trusted_text_is_encoded_as_the_library_does(
+    text: str, marking: tuple[SubwordTokenizer, library.Tokenizer]
+) -> None:
+    tokenizer, reference = marking
+    assert tokenizer.encode_with_specials(text) == reference.encode(text, add_special_tokens=False).ids
+
+
+@given(parts=st.lists(st.tuples(st.lists(st.sampled_from(MARKS), max_size=4).map("".join), st.booleans()), max_size=5))
+def test_only_marked_parts_write_special_tokens_and_borders_leave_no_trace(
+    parts: list[tuple[str, bool]], marking: tuple[SubwordTokenizer, library.Tokenizer]
+) -> None:
+    tokenizer, _ = marking
+    text = "".join(part for part, _ in parts)
+    unmarked = tokenizer.encode_marked([(part, False) for part, _ in parts])
+    assert unmarked == tokenizer.encode(text)
+    assert not set(unmarked) & set(tokenizer.special_tokens)
+    ids = tokenizer.encode_marked(parts)
+    alone = [number for part, is_marked in parts if is_marked for number in tokenizer.encode_with_specials(part)]
+    specials = tokenizer.special_tokens
+    assert [number for number in ids if number in specials] == [number for number in alone if number in specials]
+
+
+@pytest.mark.parametrize("name", ["byte", "char", "bpe"])
+def test_without_special_tokens_in_the_text_trust_changes_nothing(name: str, every: dict[str, Tokenizer]) -> None:
+    parts = [("the ", True), ("cat", False), (" sat", True)]
+    assert every[name].encode_marked(parts) == every[name].encode("the cat sat")
+    assert every[name].encode_with_specials("the cat") == every[name].encode("the cat")
+    assert every[name].chat_template is None
+
+
+def test_trusted_text_that_spells_out_the_end_ends(bpe: Tokenizer) -> None:
+    assert bpe.encode_with_specials("a<|endoftext|>") == [*bpe.encode("a"), 0]
+    with pytest.raises(DataError, match="surrogate"):
+        bpe.encode_with_specials("\ud800")
+
+
+def test_a_chat_template_is_saved_as_it_is(bpe: Tokenizer, tmp_path: Path) -> None:
+    content, spec = bpe.files()["tokenizer.json"], HuggingFaceTokenizerSpec("tokenizer.json")
+    template = "{% for m in messages %}\r\n{{ m.content }}é{% endfor %}\n"
+    tokenizer = SubwordTokenizer(spec, content, "a test", chat_template=template)
+    tokenizer.save(tmp_path)
+    assert (tmp_path / "chat_template.jinja").read_bytes() == template.encode()
+    loaded = load_tokenizer(tmp_path)
+    assert (loaded.chat_template, loaded.fingerprint) == (template, tokenizer.fingerprint)
+    without = SubwordTokenizer(spec, content, "a test")
+    assert without.chat_template is None
+    assert "chat_template.jinja" not in without.files()
+    assert without.fingerprint != tokenizer.fingerprint
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(DataError, match="the saved tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+def test_fingerprints_are_those_of_the_first_release() -> None:
+    assert ByteTokenizer().fingerprint == "d8b297e908bd512f4936179b68adc898979e9561a9633bc63d492f9694cec5f7"
+    assert CharTokenizer("abc").fingerprint == "86902eac2a3859bc4d4330314128897a2a1bb337b30ea3b49e430f884eeeebc0"

@@ -1,0 +1,396 @@
+"""Jinja templates of strangers: Jinja's immutable sandbox, with every step, character and second counted.
+
+Reads `errors`; `inputs.chat` imports it when a conversation is rendered, for it needs Jinja (the extra `serve`).
+
+Functions and settings are those that published Hugging Face chat templates are written for. Jinja's own sandbox keeps a
+template away from the interpreter and bounds neither its time nor its memory. Here it cannot loop, recurse or build text
+without end: each block that is entered (a round of a loop, a branch, a macro), call, filter, slice, list and `+ * ** % ~`
+is a step, and the sizes of what steps make are added up. Methods and filters that can make much out of little are refused
+or measured first. At the limits a template may hold some gigabytes, for small objects take more room than their size.
+Not bounded is one single comparison, sorting or hashing of lists that a template has nested into themselves again and
+again; a template that is not trusted that far belongs into a process of its own.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.ext import Extension, LoopControlExtension
+from jinja2.filters import FILTERS
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+
+from jaxml.errors import RequestError
+
+# What a template may raise: anything that an expression of Jinja can.
+TEMPLATE_ERRORS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+TEXT_METHODS = frozenset(
+    """capitalize casefold count endswith find index isalnum isalpha isdecimal isdigit islower isnumeric isspace isupper
+    join lower lstrip partition removeprefix removesuffix replace rfind rindex rpartition rsplit rstrip split splitlines
+    startswith strip swapcase title upper""".split()  # noqa: SIM905
+)
+COUNTED_FILTERS = """abs capitalize count d default dictsort first float groupby int items last length list lower map
+    max min reject rejectattr reverse select selectattr sort title trim unique upper""".split()  # noqa: SIM905
+MAX_INTEGER_BITS = 4096
+MAX_INDENT = 16
+MAX_DATE_FORMAT = 100
+MAX_PRECISION = 20
+
+
+@dataclass(frozen=True)
+class TemplateLimits:
+    """template_bytes: of the source. characters: of the result, and (or items) of every text or list on the way.
+    made: characters and items of all that is made on the way together. steps: see above. seconds: of the wall.
+    """
+
+    template_bytes: int = 64 * 1024
+    characters: int = 2**21
+    made: int = 2**24
+    steps: int = 500_000
+    seconds: float = 2.0
+
+
+class OverLimit(jinja2.TemplateRuntimeError):
+    """A template went beyond a limit."""
+
+
+class MeteredContext(Context):
+    """The state of one rendering, and what it has used up."""
+
+    limits: TemplateLimits
+    num_steps = 0
+    num_made = 0
+
+    def start(self, limits: TemplateLimits) -> None:
+        self.limits = limits
+        self.deadline = time.monotonic() + limits.seconds
+        self.meter = self
+
+    def derived(self, locals: dict[str, Any] | None = None) -> Context:
+        """The context of a scoped block, which counts with this one."""
+        context: Any = super().derived(locals)
+        context.meter = self.meter
+        return context
+
+    def spend(self, made: Any = None) -> None:
+        """One step, which made a value. Raises OverLimit."""
+        self.meter.count(size_of(made))
+
+    def counted(self, made: Any) -> Any:
+        """A value that was just made, and a step for it."""
+        self.spend(made)
+        return made
+
+    def count(self, size: int) -> None:
+        self.num_steps += 1
+        self.num_made += size
+        if size > self.limits.characters:
+            raise OverLimit(f"a text or list of more than {self.limits.characters} characters or items")
+        if self.num_made > self.limits.made:
+            raise OverLimit(f"texts and lists of more than {self.limits.made} characters or items together")
+        if self.num_steps > self.limits.steps:
+            raise OverLimit(f"more than {self.limits.steps} steps")
+        if time.monotonic() > self.deadline:
+            raise OverLimit(f"more than {self.limits.seconds:g} s")
+
+    def concatenated(self, values: Iterable[Any]) -> str:
+        """`a ~ b`."""
+        texts = [text_of(value) for value in values]
+        self.meter.count(sum(map(len, texts)))
+        return joined_alike("", texts)
+
+    def written_together(self, pieces: Iterable[str]) -> str:
+        """What a `{% set x %}` block, a macro or a filter block has written."""
+        return self.joined("", pieces)
+
+    def joined(self, separator: str, values: Iterable[Any]) -> str:
+        """Text between texts, measured before it is made."""
+        texts: list[str] = []
+        size = 0
+        for value in values:
+            texts.append(text_of(value))
+            size += len(texts[-1]) + len(separator)
+            if size > self.meter.limits.characters + len(separator):
+                self.meter.count(size)
+        self.spend(texts)
+        return joined_alike(separator, texts)
+
+    def replaced(self, text: str, old: str, new: str, count: int = -1) -> str:
+        """`str.replace`, measured before it is made."""
+        times = text.count(old) if count < 0 else min(count, text.count(old))
+        self.meter.count(len(text) + times * max(0, len(new) - len(old)))
+        return text.replace(old, new, count)
+
+
+class MeteredCode(CodeGenerator):
+    """Writes a step into each block of the Python code that a template becomes, and around what makes texts and lists."""
+
+    def blockvisit(self, nodes: Iterable[nodes.Node], frame: Frame) -> None:
+        self.writeline("context.spend()")
+        super().blockvisit(nodes, frame)
+
+    def write_commons(self) -> None:
+        super().write_commons()
+        self.writeline("concat = context.written_together")
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        self.write("context.concatenated((")
+        for child in node.nodes:
+            self.visit(child, frame)
+            self.write(", ")
+        self.write("))")
+
+    def visit_List(self, node: nodes.List, frame: Frame) -> None:
+        self._counted(super().visit_List, node, frame)
+
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
+        self._counted(super().visit_Dict, node, frame)
+
+    def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:
+        if node.ctx == "load":
+            self._counted(super().visit_Tuple, node, frame)
+        else:
+            super().visit_Tuple(node, frame)
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
+        if isinstance(node.arg, nodes.Slice):
+            self._counted(super().visit_Getitem, node, frame)
+        else:
+            super().visit_Getitem(node, frame)
+
+    def _counted(self, write: Callable[[Any, Frame], None], node: nodes.Node, frame: Frame) -> None:
+        self.write("context.counted(")
+        write(node, frame)
+        self.write(")")
+
+
+class Generation(Extension):
+    """`{% generation %}` marks for training what the model writes; in a prompt it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja's own declaration)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class MeteredEnvironment(ImmutableSandboxedEnvironment):
+    """Jinja as Hugging Face sets it up, without what has no bound."""
+
+    code_generator_class = MeteredCode
+    context_class = MeteredContext
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
+
+    def __init__(self) -> None:
+        extensions = (Generation, LoopControlExtension)
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=written, cache_size=0)
+        own = {"join": join, "replace": replace, "round": rounded, "safe": text_of, "string": text_of, "tojson": tojson}
+        self.filters = {name: counted_filter(FILTERS[name]) for name in COUNTED_FILTERS} | own
+        del self.globals["lipsum"]
+        further: dict[str, Any] = {"raise_exception": raise_exception, "strftime_now": strftime_now}
+        self.globals.update(further)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        return None
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if isinstance(obj, str):
+            return attr in TEXT_METHODS
+        return not isinstance(obj, int | float | bytes) and super().is_safe_attribute(obj, attr, value)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "%" and isinstance(left, str | bytes):
+            raise SecurityError("formatting with % has no bound; join texts with ~")
+        if operator == "*":
+            for times, repeated in ((left, right), (right, left)):
+                if isinstance(times, int) and isinstance(repeated, str | bytes | list | tuple):
+                    context.meter.count(len(repeated) * max(times, 0))
+        if operator == "**" and isinstance(left, int) and isinstance(right, int):
+            context.meter.count(
+                0 if left.bit_length() * right <= MAX_INTEGER_BITS else context.meter.limits.characters + 1
+            )
+        made = super().call_binop(context, operator, left, right)
+        if isinstance(made, int) and made.bit_length() > MAX_INTEGER_BITS:
+            raise OverLimit(f"a whole number of more than {MAX_INTEGER_BITS} bits")
+        context.spend(made)
+        return made
+
+    def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
+        if isinstance(owner, str) and name in ("join", "replace"):
+            return (context.joined if name == "join" else context.replaced)(owner, *args)
+        made = super().call(context, obj, *args, **kwargs)
+        context.spend(made)
+        return made
+
+
+@dataclass(frozen=True)
+class CompiledTemplate:
+    """A template that can be rendered. Threads may share it."""
+
+    template: jinja2.Template
+    limits: TemplateLimits
+
+    def render(self, variables: Mapping[str, Any]) -> str:
+        """The text. Raises RequestError for what the template raises, and beyond a limit."""
+        pieces: list[str] = []
+        try:
+            for piece in self._pieces(variables):
+                pieces.append(piece)
+        except TEMPLATE_ERRORS as error:
+            raise refused(error) from error
+        return "".join(pieces)
+
+    def _pieces(self, variables: Mapping[str, Any]) -> Iterator[str]:
+        context: Any = self.template.new_context(dict(variables))
+        context.start(self.limits)
+        size = 0
+        for piece in self.template.root_render_func(context):
+            size += len(piece)
+            if size > self.limits.characters:
+                raise OverLimit(f"a result of more than {self.limits.characters} characters")
+            yield piece
+
+
+@functools.lru_cache(maxsize=16)
+def compile_template(source: str, limits: TemplateLimits = TemplateLimits()) -> CompiledTemplate:
+    """Source to something that renders. Raises RequestError for a source that is too large or no template."""
+    num_bytes = len(source.encode("utf-8", errors="replace"))
+    if num_bytes > limits.template_bytes:
+        raise refused(OverLimit(f"a template of {num_bytes} bytes, more than {limits.template_bytes}"))
+    try:
+        environment: Any = MeteredEnvironment()
+        environment.concat = functools.partial(_concatenated, limits)
+        return CompiledTemplate(environment.from_string(source), limits)
+    except TEMPLATE_ERRORS as error:
+        raise refused(error) from error
+
+
+def refused(error: Exception) -> RequestError:
+    """The error of a caller whose conversation the template could not render."""
+    said = " ".join(str(error).split())[:200]
+    return RequestError(
+        "messages",
+        expected="a conversation that the model's chat template renders",
+        got=f"{type(error).__name__}: {said}",
+        todo="change the messages as it asks, or correct the checkpoint's chat_template.jinja",
+    )
+
+
+def size_of(value: Any) -> int:
+    """Characters or items; 0 for what has no size of its own."""
+    return len(value) if isinstance(value, str | bytes | list | tuple | dict) else 0
+
+
+def text_of(value: Any) -> str:
+    """A value as it is written: text as it is; numbers, nothing and undefined ones as Jinja writes them.
+
+    Lists are refused: one that is nested into itself would be written without end.
+    """
+    if isinstance(value, str):
+        return value
+    if value is None or isinstance(value, int | float | jinja2.Undefined):
+        return str(value)
+    raise TypeError(f"only text and numbers can be written, not {type(value).__name__}; use tojson")
+
+
+def joined_alike(separator: str, texts: Sequence[str]) -> str:
+    """`str.join`, of the class of the texts where one has a class of its own (which its `+` keeps)."""
+    other = next((text for text in texts if type(text) is not str), "")
+    return other[:0] + separator.join(texts)
+
+
+@jinja2.pass_context
+def written(context: MeteredContext, value: Any) -> str:
+    text = text_of(value)
+    context.spend(text)
+    return text
+
+
+def counted_filter(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter of Jinja's, and a step for what it makes."""
+    kind = getattr(function, "jinja_pass_arg", None)
+
+    @jinja2.pass_context
+    def counted(context: MeteredContext, *args: Any, **kwargs: Any) -> Any:
+        wanted = {"context": context, "environment": context.environment, "eval_context": context.eval_ctx}
+        first = () if kind is None else (wanted[kind.name],)
+        return context.counted(function(*first, *args, **kwargs))
+
+    return counted
+
+
+def rounded(value: Any, precision: int = 0, method: str = "common") -> Any:
+    if not 0 <= precision <= MAX_PRECISION:
+        raise ValueError(f"a precision from 0 to {MAX_PRECISION}")
+    return FILTERS["round"](value, precision, method)
+
+
+@jinja2.pass_context
+def join(context: MeteredContext, values: Iterable[Any], separator: str = "") -> str:
+    return context.joined(separator, values)
+
+
+@jinja2.pass_context
+def replace(context: MeteredContext, text: Any, old: str, new: str, count: int | None = None) -> str:
+    return context.replaced(text_of(text), old, new, -1 if count is None else count)
+
+
+@jinja2.pass_context
+def tojson(
+    context: MeteredContext,
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as Hugging Face's templates expect it: without HTML escapes. Characters are never escaped to ASCII."""
+    if indent is not None and not 0 <= indent <= MAX_INDENT:
+        raise ValueError(f"an indent from 0 to {MAX_INDENT}")
+    encoder = json.JSONEncoder(ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    return context.joined("", _spending(context, encoder.iterencode(value)))
+
+
+def raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def strftime_now(format: str) -> str:
+    if len(format) > MAX_DATE_FORMAT:
+        raise ValueError(f"a date format of at most {MAX_DATE_FORMAT} characters")
+    return datetime.datetime.now().strftime(format)
+
+
+def _spending(context: MeteredContext, pieces: Iterable[str]) -> Iterator[str]:
+    for piece in pieces:
+        context.spend(piece)
+        yield piece
+
+
+def _concatenated(limits: TemplateLimits, pieces: Iterable[str]) -> str:
+    """What a block that is called by its name has written."""
+    texts = list(pieces)
+    if sum(map(len, texts)) > limits.characters:
+        raise OverLimit(f"a text of more than {limits.characters} characters")
+    return joined_alike("", texts)
