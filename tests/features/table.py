@@ -151,12 +151,55 @@ ROWS = {
     "bfloat16": Row(("bfloat16 products over float32 parameters",), part("precision", compute="bfloat16")),
 }
 
+# verb -> what it can do, and the tests that show it on a checkpoint (file of tests/, function).
+VERBS: dict[str, tuple[tuple[str, tuple[str, str]], ...]] = {
+    "generate": (
+        (
+            "cached decoding equal to the full forward pass, float64 1e-10",
+            ("models/test_cache.py", "test_pieces_through_a_cache_equal_one_pass"),
+        ),
+        (
+            "ragged prompts decoded together as if alone",
+            ("infer/test_batch.py", "test_requests_that_join_and_leave_are_answered_as_if_alone"),
+        ),
+        (
+            "temperature, top-k, top-p, min-p",
+            ("infer/test_sampling.py", "test_filters_keep_what_their_definition_keeps"),
+        ),
+        (
+            "repetition, presence and frequency penalties",
+            ("infer/test_sampling.py", "test_penalties_equal_their_definition"),
+        ),
+        ("seeds by (seed, position)", ("infer/test_sampling.py", "test_a_draw_depends_on_seed_and_position_alone")),
+        (
+            "stop strings and tokens, streamed or not",
+            ("infer/test_batch.py", "test_stop_tokens_and_stop_strings_end_an_answer_and_are_not_in_it"),
+        ),
+        (
+            "min and max tokens",
+            ("infer/test_sampling.py", "test_a_stop_token_waits_for_min_tokens_and_then_ends_the_row"),
+        ),
+        ("log-probabilities", ("infer/test_batch.py", "test_log_probabilities_are_those_of_the_full_forward_pass")),
+        (
+            "beam search with a length penalty",
+            ("infer/test_beam.py", "test_a_beam_that_holds_everything_finds_the_best_answers"),
+        ),
+    ),
+    "import": (
+        (
+            "Llama directories of Hugging Face",
+            ("infer/test_batch.py", "test_a_trained_model_says_what_its_reference_says"),
+        ),
+    ),
+}
+
 NOT_DONE = (
     "Checkpoints in an object store: run directories are local, and a URL is refused.",
     "ArrayRecord sources and fsspec URLs are tested in `tests/data`, not in a whole run; ArrayRecord files must be local.",
     "Restoring one part by a verb: `initialise-from` takes parameters; other parts only through `CheckpointStore.restore`.",
     "Attention through cuDNN or the Pallas kernel: chosen and refused by rule, not run on their hardware.",
     "Several processes: `TrainBatches(lo, hi)` gives a process its rows, but no launcher or multi-process test yet.",
+    "Generation over a mesh: a model decodes on one device; chat templates of tools; a paged cache and prefix caching.",
     "float16 and float8; tensor, context, expert and pipeline parallelism.",
     "A researcher's own model or task from `file.py:function` (`--code`).",
 )
@@ -175,6 +218,15 @@ def markdown() -> str:
     ]
     lines += [f"| {name} | {'; '.join(row.features)} |" for name, row in ROWS.items()]
     lines += [
+        "",
+        "The model of every row then generates through its checkpoint, and its own full forward pass agrees.",
+        "",
+        "| verb | what it can do, with the test that shows it |",
+        "|---|---|",
+        *[
+            f"| {verb} | {'; '.join(f'{what} (`{file}::{test}`)' for what, (file, test) in found)} |"
+            for verb, found in VERBS.items()
+        ],
         "",
         "Text classification is trained end to end by `experiments/spam.py`; guards (stop, skip, rewind), signals, kills and",
         "start modes are in `tests/recipes`.",

@@ -7,18 +7,21 @@ import json
 import shutil
 from pathlib import Path
 
+import jax
+import numpy as np
 import pyarrow
 import pytest
 from pyarrow import parquet
 
 from jaxml.config.spec import from_json, to_json
+from jaxml.infer.language_model import LanguageModel
 from jaxml.inputs.spec import BpeTokenizerSpec
 from jaxml.inputs.subword import train as train_subwords
 from jaxml.observe.metrics_log import read_metrics
 from jaxml.recipes import assemble as assemble_module
 from jaxml.recipes.experiment import Experiment
 from jaxml.recipes.train import resume, train
-from tests.features.table import ROWS, markdown
+from tests.features.table import ROWS, VERBS, markdown
 from tests.recipes.conftest import quiet, shared_program, small_experiment
 
 STEPS = 4
@@ -71,10 +74,38 @@ def test_a_row_of_the_table_trains_and_resumes_bit_for_bit(name: str, tmp_path: 
     resumed = resume(tmp_path / "run", stream=quiet().stream)
     assert losses(tmp_path / "run") == measured
     assert resumed.metrics == straight.metrics
+    assert_generates(tmp_path / "run")
     if row.is_same_maths:
         assert measured == pytest.approx(base_losses, rel=1e-5)
     elif name != "base":
         assert measured[-1] != pytest.approx(base_losses[-1], rel=1e-6)
+
+
+def assert_generates(run_dir: Path) -> None:
+    """Greedy tokens of the checkpoint, through the cache, are those of one pass over prompt and answer."""
+    model = LanguageModel.open(run_dir)
+    (answer,) = model.generate([[5, 9, 3]], temperature=0.0, max_tokens=6, num_logprobs=0)
+    opened = model.opened
+    row = np.zeros((1, model.context_length), np.int32)
+    row[0, : 3 + len(answer.tokens)] = [5, 9, 3, *answer.tokens]
+    positions = np.arange(row.shape[1], dtype=np.int32)[None]
+
+    @jax.jit
+    def log_probs(params, *inputs):
+        module = opened.bound.bind(params)
+        return jax.nn.log_softmax(module.logits(module(*inputs)[0]))
+
+    with jax.set_mesh(opened.mesh):
+        whole = np.asarray(log_probs(opened.params, row, positions, np.ones_like(row)))[0]
+    tolerance = 5e-2 if opened.described.precision.compute == "bfloat16" else 1e-4
+    for place, item in enumerate(answer.logprobs, 2):
+        assert item.logprob == pytest.approx(whole[place, item.token], abs=tolerance)
+        assert whole[place].max() - whole[place, item.token] < tolerance
+
+
+@pytest.mark.parametrize(("file", "test"), [where for found in VERBS.values() for _, where in found])
+def test_a_test_that_the_page_names_is_there(file: str, test: str) -> None:
+    assert f"def {test}(" in (ROOT / "tests" / file).read_text()
 
 
 def test_the_page_says_what_the_table_says() -> None:
