@@ -26,7 +26,7 @@ class Sampling:
     """How the next token is chosen. The defaults sample from the model's own distribution.
 
     max_tokens: a ceiling on generated tokens (None: what fits into the context). min_tokens: until so many are there, the
-    tokens that would stop are not chosen.
+    tokens that would stop are not chosen (a stop string ends an answer at any length).
     temperature: logits are divided by it; 0 takes the most likely token.
     top_k: only the k most likely (0: all). top_p: the smallest set that holds this share of the probability. min_p: what is
     at least this share of the most likely one.

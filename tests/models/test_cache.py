@@ -83,6 +83,28 @@ def test_rows_that_end_apart_are_decoded_as_if_alone(name):
             places = places + 1
 
 
+def test_in_float32_the_difference_is_rounding():
+    """1e-5 of the largest logit, one token at a time."""
+    spec = tiny.SPECS["llama"]
+    model, unrolled = tiny.bind(spec), tiny.bind(unrolled_spec(spec))
+    params = tiny.lively_params(model)
+    positions = np.broadcast_to(np.arange(8, dtype=np.int32), TOKENS.shape)
+
+    def logits_of(bound, params, run, *inputs):
+        module = bound.bind(params)
+        features, rest = getattr(module, run)(*inputs)
+        return module.logits(features), rest
+
+    whole = jax.jit(partial(logits_of, model), static_argnums=1)
+    expected, _ = whole(params, "__call__", TOKENS, positions, np.ones_like(TOKENS))
+    step = jax.jit(partial(logits_of, unrolled), static_argnums=1)
+    cached, unrolled_leaves = empty_cache(spec, 2, CAPACITY, jnp.float32), unrolled_params(spec, params)
+    for place in range(8):
+        got, cached = step(unrolled_leaves, "extend", TOKENS[:, place : place + 1], np.int32(place), cached)
+        bound = 1e-5 * np.abs(expected).max()
+        np.testing.assert_allclose(got[:, 0], np.asarray(expected)[:, place], rtol=0, atol=bound)
+
+
 def test_unrolling_gives_every_layer_a_leaf_of_its_own_and_loses_none():
     spec = tiny.SPECS["gemma"]
     model, unrolled = tiny.bind(spec), tiny.bind(unrolled_spec(spec))
