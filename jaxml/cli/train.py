@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jaxml.cli.experiment_file import cache_directory, load_experiment, parser
 from jaxml.errors import ConfigError
 from jaxml.recipes.interruption import Interruption
+from jaxml.recipes.run_directory import ORIGIN_PARTS
 
 if TYPE_CHECKING:
     from jaxml.recipes.train import TrainResult
@@ -32,6 +33,13 @@ def main(arguments: list[str]) -> tuple[dict[str, Any], int]:
         help="fresh refuses a directory with a run (default); resume goes on, or starts at step 0; must-resume never starts",
     )
     options.add_argument("--from", dest="initialise_from", help="checkpoint whose parameters the run starts from")
+    options.add_argument(
+        "--parts",
+        nargs="+",
+        default=["params"],
+        choices=ORIGIN_PARTS,
+        help="what to take from it: params (default), opt_state, step (with the schedule and the position in the data)",
+    )
     add_watching(options)
     options.add_argument("--fields", action="store_true", help="list the fields that can be overridden, and leave")
     given, overrides = options.parse_known_args(arguments)
@@ -52,6 +60,7 @@ def main(arguments: list[str]) -> tuple[dict[str, Any], int]:
         chosen = TrainOptions(
             start,
             given.initialise_from,
+            tuple(dict.fromkeys(given.parts)),
             source=given.file,
             cache_dir=cache_directory(),
             tensorboard=given.tensorboard,

@@ -123,7 +123,7 @@ class Batch:
         for size in self.model.pieces:
             length = min(size, self.model.context_length)
             logits, self._scratch, _ = self.model.prefill([0] * length, 0, self._scratch)
-        self.model.sample(logits, row)
+            self.model.sample(logits, row)
         programs = len(self.model.pieces) + 1
         for capacity in self.capacities:
             for size in self.sizes:
@@ -146,7 +146,8 @@ class Batch:
         self._joining.popleft()
         row, drawn = self.model.sample(logits, seat.row)
         first = jax.device_get(drawn)
-        steps = Steps(*(value[:, None] for value in first), np.ones(1, np.int32))
+        one = [value[:, None] for value in first]
+        steps = Steps(one[0], one[1], one[2], one[3], np.ones(1, np.int32))
         event = self._event(seat, steps, 0)
         if event.finish_reason is None:
             self._fit(self.num_running + 1, seat.num_slots)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxml.infer.request import MAX_LOGPROBS
-from jaxml.infer.sampling import Drawn, Rows, sample
+from jaxml.infer.sampling import Drawn, Leaf, Rows, sample
 from jaxml.models.build import BoundModel
 from jaxml.models.cache import Cache, Start, empty_cache
 
@@ -24,11 +24,11 @@ MAX_STEPS = 64  # of one call of `decode_steps`
 class Steps(NamedTuple):
     """What `decode_steps` drew: arrays [R, N] and [R, N, 20]; of row r the first `num_tokens[r]` are tokens."""
 
-    tokens: Int[Array, "R N"]
-    logprobs: Float[Array, "R N"]
-    top_tokens: Int[Array, "R N 20"]
-    top_logprobs: Float[Array, "R N 20"]
-    num_tokens: Int[Array, " R"]
+    tokens: Int[Leaf, "R N"]
+    logprobs: Float[Leaf, "R N"]
+    top_tokens: Int[Leaf, "R N 20"]
+    top_logprobs: Float[Leaf, "R N 20"]
+    num_tokens: Int[Leaf, " R"]
 
 
 def prefill(
@@ -84,7 +84,7 @@ def decode_steps(
         room(MAX_LOGPROBS, dtype=jnp.float32),
     )
     _, out, cache, rows = jax.lax.while_loop(is_more, one, (jnp.int32(0), out, cache, rows))
-    return Steps(*out, rows.num_generated - before), cache, rows
+    return Steps(*out, jnp.asarray(rows.num_generated - before)), cache, rows
 
 
 def generate(

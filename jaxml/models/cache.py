@@ -24,8 +24,10 @@ Start = Int[Array, ""] | Int[Array, " B"]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Cache:
-    """keys, values: one [B, S, K, H] array a layer, in order (K and H are the layer's own). Slot s of a row holds its token at position s; what lies
-    beyond the tokens of a row is never seen."""
+    """keys, values: one [B, S, K, H] array a layer, in order (K and H are the layer's own).
+
+    Slot s of a row holds its token at position s; what lies beyond the tokens of a row is never seen.
+    """
 
     keys: tuple[Float[Array, "B S _K _H"], ...]
     values: tuple[Float[Array, "B S _K _H"], ...]

@@ -21,6 +21,7 @@ from jaxml.recipes.experiment import Experiment
 
 FORMAT = 1
 StartMode = Literal["fresh", "resume", "must-resume", "initialise-from"]
+ORIGIN_PARTS = ("params", "opt_state", "step")
 
 # Fields of an experiment that a resumed run may change: they alter how it is computed, watched, kept or how long it
 # goes on, and no number of the steps already taken.
@@ -67,11 +68,30 @@ class RunDirectory:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """The checkpoint that a run takes its first state from, and what of it: `params` (the averaged ones, where there are
+    some and the optimizer is not taken), `opt_state`, `step` (and with it the schedule and the position in the data)."""
+
+    path: str
+    parts: tuple[str, ...] = ("params",)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"path": self.path, "parts": list(self.parts)}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Origin | None:
+        """None where there is none; a path alone, as runs before it had parts wrote it, means its parameters."""
+        if value is None or isinstance(value, str):
+            return None if value is None else cls(value)
+        return cls(value["path"], tuple(value["parts"]))
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """What run.json holds. `status`: running, finished, interrupted, failed. `lineage`: one entry a process start.
 
-    `initialise_from`: the checkpoint whose parameters the run started from, which a run stopped before its first own
-    checkpoint needs again.
+    `initialise_from`: where the run's first state came from, which a run stopped before its first own checkpoint needs
+    again.
     """
 
     id: str
@@ -80,7 +100,7 @@ class RunRecord:
     experiment: dict[str, Any]
     lineage: tuple[dict[str, Any], ...] = ()
     clock_s: tuple[tuple[str, float], ...] = ()
-    initialise_from: str | None = None
+    initialise_from: Origin | None = None
 
 
 def read_record(directory: RunDirectory) -> RunRecord | None:
@@ -94,7 +114,7 @@ def read_record(directory: RunDirectory) -> RunRecord | None:
             experiment=raw["experiment"],
             lineage=tuple(raw["lineage"]),
             clock_s=tuple((kind, float(seconds)) for kind, seconds in raw["clock_s"].items()),
-            initialise_from=raw["initialise_from"],
+            initialise_from=Origin.from_json(raw["initialise_from"]),
         )
     except FileNotFoundError:
         return None
@@ -129,7 +149,7 @@ def write_record(directory: RunDirectory, record: RunRecord) -> None:
         "exit_code": record.exit_code,
         "lineage": list(record.lineage),
         "clock_s": dict(record.clock_s),
-        "initialise_from": record.initialise_from,
+        "initialise_from": record.initialise_from and record.initialise_from.to_json(),
         "experiment": record.experiment,
     }
     write_whole(directory.run_json, json.dumps(raw, indent=1).encode())
@@ -163,7 +183,7 @@ def open_run(
     mode: StartMode,
     has_checkpoint: bool,
     source: str,
-    initialise_from: str | None,
+    initialise_from: Origin | None,
 ) -> RunRecord:
     """The record to go on with, checked against the start mode; nothing is written yet.
 
@@ -190,14 +210,14 @@ def open_run(
     if record is not None:
         refuse_changed_experiment(from_json(record.experiment), experiment, f"the run in {directory.path}")
     record = record or RunRecord(uuid.uuid4().hex[:12], "running", None, {})
-    entry = {
+    entry: dict[str, Any] = {
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "mode": mode,
         "source": source,
         "pid": os.getpid(),
     }
     if initialise_from is not None:
-        entry["initialise_from"] = initialise_from
+        entry["initialise_from"] = initialise_from.to_json()
         record = replace(record, initialise_from=initialise_from)
     return replace(
         record, status="running", exit_code=None, experiment=to_json(experiment), lineage=(*record.lineage, entry)

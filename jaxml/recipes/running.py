@@ -10,9 +10,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from jaxml.checkpoint.store import CheckpointStore
 from jaxml.config.spec import suggest
 from jaxml.data.loader import Loader
@@ -27,8 +24,8 @@ from jaxml.recipes.evaluate import evaluate
 from jaxml.recipes.guarding import Guard, GuardEvent, left_out
 from jaxml.recipes.interruption import Interruption
 from jaxml.recipes.reporting import write_report
-from jaxml.recipes.run_directory import RunDirectory, StartMode
-from jaxml.recipes.saving import Saver, initial_params
+from jaxml.recipes.run_directory import Origin, RunDirectory, StartMode
+from jaxml.recipes.saving import Saver, take_parts
 from jaxml.telemetry import WallClock
 from jaxml.train.loop import StepEvent, run_steps
 
@@ -60,10 +57,10 @@ class Run:
         self.has_started = False
 
     def to_the_end(
-        self, start: StartMode, initialise_from: str | None, tensorboard: bool, prompts: Sequence[str] = ()
+        self, start: StartMode, origin: Origin | None, tensorboard: bool, prompts: Sequence[str] = ()
     ) -> tuple[str, int]:
         """(status, step): runs to the last step, or to a signal, with rewinds in between; `prompts` are for the report."""
-        self.initialise_from = initialise_from
+        self.origin = origin
         state, skipped, how = self._start(start)
         step = int(state["step"])
         if tensorboard:
@@ -109,29 +106,32 @@ class Run:
             print(f"jaxml: the checkpoint of step {step} is left aside: {fault}", file=self.stream, flush=True)
         latest = self.store.latest_step() if start in ("resume", "must-resume") else None
         if latest is not None:
-            if latest > self.experiment.train.steps:
-                raise RunError(
-                    "train.steps",
-                    expected=f"at least {latest}, the step of the newest checkpoint",
-                    got=str(self.experiment.train.steps),
-                    todo=f"pass --train.steps {latest} or more",
-                )
+            self._refuse_beyond_the_end(latest, "the step of the newest checkpoint")
             with self.clock.span("restart"):
                 return *self._restore(latest), f"{start}: at step {latest}"
         found_none = " (no complete checkpoint was found)" if start == "resume" else ""
-        origin = f", parameters of {self.initialise_from}" if self.initialise_from else ""
-        return self._first_state(), left_out(self.guard.events), f"{start}: at step 0{found_none}{origin}"
+        taken = f", {' and '.join(self.origin.parts)} of {self.origin.path}" if self.origin else ""
+        state, skipped = self._first_state()
+        return state, skipped, f"{start}: at step {int(state['step'])}{found_none}{taken}"
 
-    def _first_state(self) -> State:
-        """The state at step 0: drawn from the seed, or with the parameters of another checkpoint."""
+    def _first_state(self) -> tuple[State, tuple[int, ...]]:
+        """(state, data steps to leave out) at the start: drawn from the seed, or with parts of another checkpoint."""
         with self.clock.span("compile"):
             state = self.program.init(self.experiment.train.seed)
-        if self.initialise_from is not None:
-            state["params"] = initial_params(self.assembly, self.initialise_from)
-            if "ema" in state:
-                # A copy even where the dtype is the same: the step donates both.
-                state["ema"] = jax.tree.map(lambda leaf, old: jnp.array(leaf, old.dtype), state["params"], state["ema"])
-        return state
+        skipped: tuple[int, ...] = ()
+        if self.origin is not None:
+            state, skipped = take_parts(self.assembly, state, self.origin)
+            self._refuse_beyond_the_end(int(state["step"]), f"the step taken from {self.origin.path}")
+        return state, tuple(sorted({*skipped, *left_out(self.guard.events)}))
+
+    def _refuse_beyond_the_end(self, step: int, what: str) -> None:
+        if step > self.experiment.train.steps:
+            raise RunError(
+                "train.steps",
+                expected=f"at least {step}, {what}",
+                got=str(self.experiment.train.steps),
+                todo=f"pass --train.steps {step} or more",
+            )
 
     def _restore(self, step: int) -> tuple[State, tuple[int, ...]]:
         state, skipped = self.saver.restore(step)
@@ -273,4 +273,4 @@ class Run:
             if latest is not None:
                 return self._restore(latest)
             self.saved_step = -1
-            return self._first_state(), left_out(self.guard.events)
+            return self._first_state()

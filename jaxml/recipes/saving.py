@@ -22,7 +22,7 @@ from jaxml.data.prepared import Prepared
 from jaxml.errors import CheckpointError, Fault
 from jaxml.infer.sealed import circumstances, probe_function
 from jaxml.recipes.assemble import Assembly
-from jaxml.recipes.run_directory import RunRecord, refuse_changed_experiment
+from jaxml.recipes.run_directory import Origin, RunRecord, refuse_changed_experiment
 from jaxml.tasks.spec import TextClassification
 
 PARTS = ("params", "opt_state", "ema")
@@ -129,25 +129,46 @@ def refuse_other_data(manifest: Manifest, prepared: Prepared, owner: str) -> Non
 
 
 def initial_params(assembly: Assembly, path: str) -> dict[str, Any]:
-    """The parameters (averaged ones, where there are some) of a checkpoint, on this run's mesh: start mode initialise-from.
+    """The parameters of a checkpoint (averaged ones, where there are some), on this run's mesh.
 
     Raises CheckpointError when there is no complete checkpoint or its parameters are not those of this model.
     """
-    directory, step = find_checkpoint(path)
-    store = CheckpointStore(directory, assembly.experiment.checkpoint)
-    try:
-        leaves = store.manifest(step).leaves
-        part = "ema" if "ema" in leaves else "params"
-        wanted = assembly.program.abstract_state["params"]
-        stored = trees.unflatten(
-            {
-                path: jax.ShapeDtypeStruct(
-                    leaf.shape, leaves[part].get(path, [None, leaf.dtype])[1], sharding=leaf.sharding
-                )
-                for path, leaf in trees.flatten(wanted).items()
-            }
-        )
-        found = store.restore(step, {part: stored})[part]
-        return jax.tree.map(lambda value, leaf: value.astype(leaf.dtype), found, wanted)
-    finally:
-        store.close()
+    abstract = assembly.program.abstract_state
+    return take_parts(assembly, {"params": abstract["params"]}, Origin(path))[0]["params"]
+
+
+def take_parts(assembly: Assembly, state: dict[str, Any], origin: Origin) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """(state with the parts of another checkpoint, the data steps that it left out): start mode initialise-from.
+
+    Raises CheckpointError when there is no complete checkpoint, or a part is not stored or not of this run's shapes.
+    """
+    directory, step = find_checkpoint(origin.path)
+    with CheckpointStore(directory, assembly.experiment.checkpoint) as store:
+        manifest = store.manifest(step)
+        state, skipped = dict(state), ()
+        is_exact = "opt_state" in origin.parts  # its moments belong to the parameters as they were trained
+        if "params" in origin.parts:
+            part = "ema" if "ema" in manifest.leaves and not is_exact else "params"
+            state["params"] = _restored(store, manifest, part, assembly.program.abstract_state["params"])
+            if "ema" in state:
+                # A copy even where the dtype is the same: the step donates both.
+                state["ema"] = jax.tree.map(lambda leaf, old: jnp.array(leaf, old.dtype), state["params"], state["ema"])
+        if is_exact:
+            exact = [name for name in ("opt_state", "ema") if name in state and name in (*manifest.leaves, "opt_state")]
+            state |= store.restore(step, {name: assembly.program.abstract_state[name] for name in exact})
+        if "step" in origin.parts:
+            sharding = assembly.program.state_shardings["step"]
+            state["step"] = jax.device_put(jnp.asarray(step, jnp.int32), sharding)
+            skipped = manifest.skipped_steps
+        return state, skipped
+
+
+def _restored(store: CheckpointStore, manifest: Manifest, part: str, wanted: Any) -> Any:
+    """A part in the dtypes and shardings of `wanted`, whatever dtypes it is stored in."""
+    leaves = manifest.leaves[part]
+    stored = {
+        path: jax.ShapeDtypeStruct(leaf.shape, leaves.get(path, [None, leaf.dtype])[1], sharding=leaf.sharding)
+        for path, leaf in trees.flatten(wanted).items()
+    }
+    found = store.restore(manifest.step, {part: trees.unflatten(stored)})[part]
+    return jax.tree.map(lambda value, leaf: value.astype(leaf.dtype), found, wanted)

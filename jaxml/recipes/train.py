@@ -25,6 +25,7 @@ from jaxml.recipes.experiment import Experiment
 from jaxml.recipes.interruption import REQUEUE_EXIT_CODE, Interruption
 from jaxml.recipes.preparing import Teller
 from jaxml.recipes.run_directory import (
+    Origin,
     RunDirectory,
     RunLock,
     RunRecord,
@@ -56,6 +57,7 @@ class TrainResult:
 class TrainOptions:
     """How to start and what to show; nothing here changes the numbers of a run.
 
+    `parts`: what is taken from `initialise_from` (see `run_directory.Origin`).
     `cache_dir`: where compiled programs are kept between processes (None: not kept).
     `owns_process`: the wall-clock account begins at the start of the process, and the allocator is tuned.
     `samples`: prompts that the trained model answers in report.html.
@@ -64,6 +66,7 @@ class TrainOptions:
 
     start: StartMode = "fresh"
     initialise_from: str | None = None
+    parts: tuple[str, ...] = ("params",)
     source: str = "python"
     cache_dir: str | None = None
     tensorboard: bool = False
@@ -119,7 +122,8 @@ def _train(
     before = read_record(directory)
     with CheckpointStore(str(directory.checkpoints), experiment.checkpoint) as store:
         has_checkpoint = store.latest_step() is not None
-        record = open_run(directory, experiment, options.start, has_checkpoint, options.source, options.initialise_from)
+        origin = None if options.initialise_from is None else Origin(options.initialise_from, options.parts)
+        record = open_run(directory, experiment, options.start, has_checkpoint, options.source, origin)
         check(experiment)
         if options.initialise_from is not None:
             find_checkpoint(options.initialise_from)

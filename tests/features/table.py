@@ -196,7 +196,6 @@ VERBS: dict[str, tuple[tuple[str, tuple[str, str]], ...]] = {
 NOT_DONE = (
     "Checkpoints in an object store: run directories are local, and a URL is refused.",
     "ArrayRecord sources and fsspec URLs are tested in `tests/data`, not in a whole run; ArrayRecord files must be local.",
-    "Restoring one part by a verb: `initialise-from` takes parameters; other parts only through `CheckpointStore.restore`.",
     "Attention through cuDNN or the Pallas kernel: chosen and refused by rule, not run on their hardware.",
     "Several processes: `TrainBatches(lo, hi)` gives a process its rows, but no launcher or multi-process test yet.",
     "Generation over a mesh: a model decodes on one device; chat templates of tools; a paged cache and prefix caching.",

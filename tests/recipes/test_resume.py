@@ -224,6 +224,34 @@ def test_initialise_from_takes_parameters_only(straight: StraightRun, tmp_path: 
     assert result.metrics["loss"] < first
 
 
+def test_all_parts_of_a_checkpoint_go_on_as_the_run_itself_would(straight: StraightRun, tmp_path: Path) -> None:
+    """Parameters, optimizer and step, taken alone by name: the curve after step 16 is that of the straight run."""
+    shutil.copytree(straight.run_dir, tmp_path / "copy")
+    for step in (20, 24):
+        shutil.rmtree(tmp_path / "copy" / "checkpoints" / str(step))
+    parts = ("params", "opt_state", "step")
+    options = quiet(start="initialise-from", initialise_from=str(tmp_path / "copy"), parts=parts)
+    train(straight.experiment, tmp_path / "run", options)
+    first, *steps = curve(tmp_path / "run")
+    assert first[0] == 16  # the evaluation of what was taken
+    assert steps == curve(straight.run_dir)[16:]
+    assert read_record(RunDirectory(tmp_path / "run")).initialise_from.parts == parts
+
+
+@pytest.mark.parametrize("part", ["opt_state", "step"])
+def test_one_part_alone_is_taken_and_the_others_are_not(straight: StraightRun, tmp_path: Path, change, part) -> None:
+    experiment = change(train=dict(steps=STEPS + 1))
+    options = quiet(start="initialise-from", initialise_from=str(straight.run_dir), parts=(part,))
+    train(experiment, tmp_path / "run", options)
+    found, fresh = curve(tmp_path / "run"), curve(straight.run_dir)
+    if part == "step":  # another batch and rate, and parameters that were never trained
+        assert [line[0] for line in found] == [STEPS, STEPS + 1]
+        assert found[1][1] > fresh[-1][1] + 0.1
+    else:  # the same first loss, and from then on other updates
+        assert found[0] == fresh[0]
+        assert found[2][1] != fresh[2][1]
+
+
 def test_a_run_from_other_parameters_keeps_its_origin_when_it_is_stopped_before_its_first_checkpoint(
     straight: StraightRun, tmp_path: Path, change, monkeypatch: pytest.MonkeyPatch
 ) -> None:
