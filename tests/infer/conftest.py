@@ -9,13 +9,15 @@ import pytest
 from jaxml.infer.language_model import LanguageModel
 from jaxml.inputs.tokenizers import CharTokenizer
 from jaxml.tasks.spec import LanguageModeling
-from tests.infer.written import small_decoder, write, write_language_model
+from tests.infer.written import small_decoder, write
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory) -> LanguageModel:
     """Bytes, a context of 192 tokens: one step of the ladder of capacities (128) and then the whole."""
-    return LanguageModel.open(write_language_model(tmp_path_factory.mktemp("bytes"), context_length=192))
+    return LanguageModel.open(
+        write(tmp_path_factory.mktemp("bytes"), small_decoder(context_length=192), LanguageModeling(), {})
+    )
 
 
 @pytest.fixture(scope="session")

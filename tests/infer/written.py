@@ -39,9 +39,9 @@ def small_decoder(is_causal: bool = True, context_length: int = 256) -> DecoderS
     )
 
 
-def write_language_model(directory: Path, tokenizer: Tokenizer | None = None, context_length: int = 256) -> Path:
+def write_language_model(directory: Path, tokenizer: Tokenizer | None = None, scale: float = 3.0) -> Path:
     """A language model over bytes, at step 1 of a store in `directory`."""
-    return write(directory, small_decoder(context_length=context_length), LanguageModeling(), {}, tokenizer)
+    return write(directory, small_decoder(), LanguageModeling(), {}, tokenizer, scale)
 
 
 def write_classifier(directory: Path, too_long: str = "truncate") -> Path:
@@ -52,17 +52,24 @@ def write_classifier(directory: Path, too_long: str = "truncate") -> Path:
 
 
 def write(
-    directory: Path, model: Any, task: TaskSpec, data: dict[str, Any], tokenizer: Tokenizer | None = None
+    directory: Path,
+    model: Any,
+    task: TaskSpec,
+    data: dict[str, Any],
+    tokenizer: Tokenizer | None = None,
+    scale: float = 3.0,
 ) -> Path:
-    """Save random parameters of `model` with a manifest like that of a run."""
+    """Save random parameters of `model` with a manifest like that of a run.
+
+    scale: of the weights, against those with which training begins, so that answers depend visibly on what was asked.
+    """
     tokenizer = tokenizer or ByteTokenizer()
     precision, execution = PrecisionSpec(), ExecutionSpec()
     bound = bind_model(model, precision, execution)
     mesh = build_mesh(MeshSpec(data=1, fsdp=1), devices=jax.devices()[:1])
     with jax.set_mesh(mesh):
         params = jax.jit(bound.init)(keys.root_key(3))
-        # Larger than training begins with, so that answers depend visibly on what was asked.
-        params = jax.tree.map(lambda leaf: 3 * leaf, params)
+        params = jax.tree.map(lambda leaf: scale * leaf, params)
         logits = jax.jit(probe_function(bound, task))(params)
     parts = {"model": model, "task": task, "precision": precision, "execution": execution}
     manifest = Manifest(
