@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxml.infer.request import GREEDY, Sampling
-from jaxml.infer.sampling import Rows, _filtered, empty_rows, make_row, sample
+from jaxml.infer.sampling import Rows, _adjusted, _filtered, empty_rows, make_row, sample
 
 V, R = 24, 4  # one compile for all tests but the statistical one
 EOS = 7
@@ -134,6 +134,14 @@ def test_penalties_equal_their_definition():
         after, drawn = draw(moved, penalised)
         assert drawn.token[0] == expected.argmax()
         assert after.counts[0, drawn.token[0]] == counts[0, drawn.token[0]] + 1
+
+
+def test_a_penalty_that_is_off_touches_no_bit_of_a_row_beside_one_that_is_on():
+    logits = logits_of(9)
+    rows = stacked(row(Sampling(repetition_penalty=1.5, min_tokens=3)), row())
+    got = np.asarray(jax.jit(_adjusted)(logits, rows))
+    np.testing.assert_array_equal(got[1], logits[1])
+    assert (got[0, list(PROMPT)] != logits[0, list(PROMPT)]).all()
 
 
 def test_logprobs_are_the_models_own():
