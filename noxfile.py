@@ -76,7 +76,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Static types of the package and the experiments."""
-    session.install("-e", ".[types,data,track,experiments]")
+    session.install("-e", ".[types,serve,client,data,track,experiments]")
     session.run("pyrefly", "check", "--min-severity", "error")
 
 
