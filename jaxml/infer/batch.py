@@ -200,7 +200,8 @@ class Batch:
                 seat.num_tokens -= dropped + (reason == "stop")
                 reason = "stop"
             elif reason is not None:
-                text += seat.text.flush()
+                text += seat.text.flush()  # which may complete a stop string
+                reason = "stop" if seat.text.stopped else reason
         return Event(
             seat.request.id,
             tuple(tokens),

@@ -23,7 +23,7 @@ from jaxml.errors import DataError, Faults, RequestError, require_extra
 from jaxml.inputs.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
-    from jaxml.inputs.template_sandbox import TemplateLimits
+    from jaxml.inputs.template_meter import TemplateLimits
 
 ROLES = ("system", "user", "assistant")
 HIDDEN = re.compile("[\U000f0000-\U0010fffd]+")
@@ -81,7 +81,8 @@ def render_chat(
     Raises RequestError (see `encode_chat`).
     """
     require_extra("jinja2", "serve")
-    from jaxml.inputs.template_sandbox import TemplateLimits, compile_template
+    from jaxml.inputs.template_meter import TemplateLimits
+    from jaxml.inputs.template_sandbox import compile_template
 
     check_roles(messages)
     curtain = Curtain(template)

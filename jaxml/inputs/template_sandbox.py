@@ -1,6 +1,7 @@
 """Jinja templates of strangers: Jinja's immutable sandbox, with every step, character and second counted.
 
-Reads `errors`; `inputs.chat` imports it when a conversation is rendered, for it needs Jinja (the extra `serve`).
+Reads `inputs.template_meter` and `errors`; `inputs.chat` imports it when a conversation is rendered, for it needs Jinja
+(the extra `serve`).
 
 Functions and settings are those that published Hugging Face chat templates are written for. Jinja's own sandbox keeps a
 template away from the interpreter and bounds neither its time nor its memory. Here it cannot loop, recurse or build text
@@ -16,8 +17,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +25,12 @@ import jinja2
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, LoopControlExtension
-from jinja2.filters import FILTERS
+from jinja2.filters import FILTERS, do_round
 from jinja2.parser import Parser
-from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
 from jaxml.errors import RequestError
+from jaxml.inputs.template_meter import MeteredContext, OverLimit, TemplateLimits, joined_alike, text_of
 
 # What a template may raise: anything that an expression of Jinja can.
 TEMPLATE_ERRORS = (
@@ -55,91 +55,6 @@ MAX_INTEGER_BITS = 4096
 MAX_INDENT = 16
 MAX_DATE_FORMAT = 100
 MAX_PRECISION = 20
-
-
-@dataclass(frozen=True)
-class TemplateLimits:
-    """template_bytes: of the source. characters: of the result, and (or items) of every text or list on the way.
-    made: characters and items of all that is made on the way together. steps: see above. seconds: of the wall.
-    """
-
-    template_bytes: int = 64 * 1024
-    characters: int = 2**21
-    made: int = 2**24
-    steps: int = 500_000
-    seconds: float = 2.0
-
-
-class OverLimit(jinja2.TemplateRuntimeError):
-    """A template went beyond a limit."""
-
-
-class MeteredContext(Context):
-    """The state of one rendering, and what it has used up."""
-
-    limits: TemplateLimits
-    num_steps = 0
-    num_made = 0
-
-    def start(self, limits: TemplateLimits) -> None:
-        self.limits = limits
-        self.deadline = time.monotonic() + limits.seconds
-        self.meter = self
-
-    def derived(self, locals: dict[str, Any] | None = None) -> Context:
-        """The context of a scoped block, which counts with this one."""
-        context: Any = super().derived(locals)
-        context.meter = self.meter
-        return context
-
-    def spend(self, made: Any = None) -> None:
-        """One step, which made a value. Raises OverLimit."""
-        self.meter.count(size_of(made))
-
-    def counted(self, made: Any) -> Any:
-        """A value that was just made, and a step for it."""
-        self.spend(made)
-        return made
-
-    def count(self, size: int) -> None:
-        self.num_steps += 1
-        self.num_made += size
-        if size > self.limits.characters:
-            raise OverLimit(f"a text or list of more than {self.limits.characters} characters or items")
-        if self.num_made > self.limits.made:
-            raise OverLimit(f"texts and lists of more than {self.limits.made} characters or items together")
-        if self.num_steps > self.limits.steps:
-            raise OverLimit(f"more than {self.limits.steps} steps")
-        if time.monotonic() > self.deadline:
-            raise OverLimit(f"more than {self.limits.seconds:g} s")
-
-    def concatenated(self, values: Iterable[Any]) -> str:
-        """`a ~ b`."""
-        texts = [text_of(value) for value in values]
-        self.meter.count(sum(map(len, texts)))
-        return joined_alike("", texts)
-
-    def written_together(self, pieces: Iterable[str]) -> str:
-        """What a `{% set x %}` block, a macro or a filter block has written."""
-        return self.joined("", pieces)
-
-    def joined(self, separator: str, values: Iterable[Any]) -> str:
-        """Text between texts, measured before it is made."""
-        texts: list[str] = []
-        size = 0
-        for value in values:
-            texts.append(text_of(value))
-            size += len(texts[-1]) + len(separator)
-            if size > self.meter.limits.characters + len(separator):
-                self.meter.count(size)
-        self.spend(texts)
-        return joined_alike(separator, texts)
-
-    def replaced(self, text: str, old: str, new: str, count: int = -1) -> str:
-        """`str.replace`, measured before it is made."""
-        times = text.count(old) if count < 0 else min(count, text.count(old))
-        self.meter.count(len(text) + times * max(0, len(new) - len(old)))
-        return text.replace(old, new, count)
 
 
 class MeteredCode(CodeGenerator):
@@ -203,7 +118,10 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         extensions = (Generation, LoopControlExtension)
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=written, cache_size=0)
+        # Not optimized: constants would be made without being counted.
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=extensions, finalize=written, cache_size=0
+        )
         own = {"join": join, "replace": replace, "round": rounded, "safe": text_of, "string": text_of, "tojson": tojson}
         self.filters = {name: counted_filter(FILTERS[name]) for name in COUNTED_FILTERS} | own
         del self.globals["lipsum"]
@@ -297,29 +215,6 @@ def refused(error: Exception) -> RequestError:
     )
 
 
-def size_of(value: Any) -> int:
-    """Characters or items; 0 for what has no size of its own."""
-    return len(value) if isinstance(value, str | bytes | list | tuple | dict) else 0
-
-
-def text_of(value: Any) -> str:
-    """A value as it is written: text as it is; numbers, nothing and undefined ones as Jinja writes them.
-
-    Lists are refused: one that is nested into itself would be written without end.
-    """
-    if isinstance(value, str):
-        return value
-    if value is None or isinstance(value, int | float | jinja2.Undefined):
-        return str(value)
-    raise TypeError(f"only text and numbers can be written, not {type(value).__name__}; use tojson")
-
-
-def joined_alike(separator: str, texts: Sequence[str]) -> str:
-    """`str.join`, of the class of the texts where one has a class of its own (which its `+` keeps)."""
-    other = next((text for text in texts if type(text) is not str), "")
-    return other[:0] + separator.join(texts)
-
-
 @jinja2.pass_context
 def written(context: MeteredContext, value: Any) -> str:
     text = text_of(value)
@@ -340,10 +235,10 @@ def counted_filter(function: Callable[..., Any]) -> Callable[..., Any]:
     return counted
 
 
-def rounded(value: Any, precision: int = 0, method: str = "common") -> Any:
+def rounded(value: Any, precision: int = 0, method: Any = "common") -> Any:
     if not 0 <= precision <= MAX_PRECISION:
         raise ValueError(f"a precision from 0 to {MAX_PRECISION}")
-    return FILTERS["round"](value, precision, method)
+    return do_round(value, precision, method)
 
 
 @jinja2.pass_context

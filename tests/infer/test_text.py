@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers as library
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jaxml.errors import RequestError
@@ -111,16 +111,19 @@ def test_any_ids_at_all_stream_alike_in_any_pieces_and_beyond_the_vocabulary(
     assert one.num_tokens_used == many.num_tokens_used <= len(ids)
 
 
-@given(ids=st.lists(st.integers(0, 255), max_size=30))
+@example(ids=[0xE2, 0xA9, 0xED, 0xA9])
+@given(ids=st.lists(st.sampled_from([*"a😀é日".encode(), 0xE0, 0xED, 0xF4, 0xFF]), max_size=20))
 def test_no_replacement_is_shown_while_the_bytes_may_become_a_character(ids: list[int]) -> None:
     stream, shown = TextStream(ByteTokenizer(), [], []), ""
     for index, number in enumerate(ids):
         shown += stream.push([number])
-        # Whatever may come, what was shown stays: a further character on its own never changes it.
+        # Whatever may come, what was shown stays.
         assert bytes([*ids[: index + 1], 97]).decode("utf-8", "replace").startswith(shown)
-        pending = bytes(ids[: index + 1]).decode("utf-8", "replace")
-        assert shown in (pending, pending[:-1])
-        assert shown == pending or pending.endswith("\ufffd")
+        # What is held back is one character that is not whole. (Of half a surrogate pair, which is never one, CPython
+        # waits for the third byte, and each byte is replaced on its own.)
+        held = bytes(ids[: index + 1]).decode("utf-8", "replace").removeprefix(shown)
+        assert held in ("", "\ufffd", "\ufffd\ufffd")
+        assert len(held) < 2 or 0xED in ids[index - 1 : index]
 
 
 def test_a_character_is_shown_once_its_last_byte_is_there() -> None:
@@ -154,6 +157,7 @@ def test_only_a_beginning_of_a_stop_string_is_held_back() -> None:
     assert shown == ["a", "", "<b", "|", "e", "n", "d", " ", "", "", "", "", "<|en", "\nx"]
 
 
+@example(string="aabaaac", text="aabaaabaaac")  # the border of a border
 @given(string=st.text("ab", min_size=1, max_size=9), text=st.text("ab", max_size=40))
 def test_a_stop_string_is_found_where_it_first_ends(string: str, text: str) -> None:
     matcher = StopMatcher(string)

@@ -16,7 +16,7 @@ from jaxml.errors import MissingExtraError, RequestError
 from jaxml.inputs.chat import Curtain, HiddenText, Message, encode_chat, render_chat, spelt_out
 from jaxml.inputs.spec import BpeTokenizerSpec, HuggingFaceTokenizerSpec
 from jaxml.inputs.subword import SubwordTokenizer
-from jaxml.inputs.template_sandbox import TemplateLimits
+from jaxml.inputs.template_meter import TemplateLimits
 from jaxml.inputs.tokenizers import ByteTokenizer, build_tokenizer
 
 CHATML = (

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from jaxml.errors import RequestError
-from jaxml.inputs.template_sandbox import TemplateLimits, compile_template
+from jaxml.inputs.template_meter import TemplateLimits
+from jaxml.inputs.template_sandbox import compile_template
 
 LOOP = "{% set n = namespace(x=START) %}{% for i in range(80) %}{% set n.x = STEP %}{% endfor %}{{ n.x | length }}"
 
@@ -63,7 +64,7 @@ HOSTILE = {
     "filler text": "{{ lipsum(1000000) }}",
     "powers of ten": "{{ 2.5 | round(1000000000, 'ceil') }}",
     "holding slices": growing("['a' * 1000000, []]", "[n.x[0], [n.x[1], n.x[0][1:]]]"),
-    "holding lists": nested("{% set n.x = [n.x, range(99999) | list] %}").replace("{% for", "{% set n = namespace(x=1) %}{% for", 1),
+    "holding lists": "{% set n = namespace(x=1) %}" + nested("{% set n.x = [n.x, range(99999) | list] %}"),
     "dates": "{{ strftime_now('%Y' * 1000000) }}",
     "nested brackets": "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
     "the interpreter": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
@@ -95,8 +96,8 @@ def test_a_hostile_template_ends_soon_in_a_request_error(name: str) -> None:
         ("{{ ['a', 'b'] | join(', ') ~ 1 ~ '-' ~ [3] | first }}{{ '-'.join(['a', 'b']) }}", "a, b1-3a-b"),
         ("{{ 'aXbX' | replace('X', '-', 1) }}{{ 'aXbX'.replace('X', '') }}{{ 'aa'.replace('', '-') }}", "a-bXab-a-a-"),
         (
-            "{{ [{'a': 2}, {'a': 1}] | selectattr('a', 'equalto', 1) | list | length }}{{ 7 % 4 }}{{ 2 ** 5 }}{{ 2.51 | round(1) }}",
-            "13322.5",
+            "{{ [{'a': 2}, {'a': 1}] | selectattr('a', 'equalto', 1) | list | length }}{{ 7 % 4 }}{{ 2 ** 5 }}",
+            "1332",
         ),
         (
             "{{ [3, 1, 2] | sort | join }}{{ ['a', 'b', 'a'] | unique | map('upper') | list | join }}{{ 'ab'[1:] }}",
@@ -137,7 +138,7 @@ IN_BLOCKS = "{% for i in 'ab' %}{% block b scoped %}{% for j in 'ab' %}{% endfor
         (
             TemplateLimits(made=6),
             "{% set x = (1, 2, {'a': 3, 'b': 4}) | first %}",
-            "{% set x = (1, 2, 3, {'a': 3, 'b': 4}) %}",
+            "{% set x = (1, 2, 3, 4, {'a': 3, 'b': 4}) %}",
         ),
         (
             TemplateLimits(made=6),
@@ -148,9 +149,11 @@ IN_BLOCKS = "{% for i in 'ab' %}{% block b scoped %}{% for j in 'ab' %}{% endfor
         # The body of the template is a step, and so is each round.
         (
             TemplateLimits(steps=5),
-            "{% for i in [1, 2, 3, 4] %}{% endfor %}",
-            "{% for i in [1, 2, 3, 4, 5] %}{% endfor %}",
+            "{% for i in 'abcd' %}{% endfor %}",
+            "{% for i in 'abcde' %}{% endfor %}",
         ),
+        # Two rounds, two blocks, and the rounds in them.
+        (TemplateLimits(steps=9), IN_BLOCKS, IN_BLOCKS.replace("in 'ab' %}{% endfor", "in 'abc' %}{% endfor")),
     ],
 )
 def test_each_limit_holds_where_it_says(limits: TemplateLimits, fits: str, exceeds: str) -> None:
@@ -162,6 +165,13 @@ def test_each_limit_holds_where_it_says(limits: TemplateLimits, fits: str, excee
 def test_formatting_is_refused_before_it_makes_anything() -> None:
     with pytest.raises(RequestError, match="formatting with % has no bound"):
         render("{{ '%1000000000d' % 1 }}")
+
+
+def test_what_a_named_block_writes_is_measured_before_it_is_joined() -> None:
+    block = "{% if false %}{% block b %}{% for i in 'abc' %}aa{% endfor %}{% endblock %}{% endif %}{{ self.b() }}"
+    assert render(block) == "aaaaaa"
+    with pytest.raises(RequestError, match="a text of more than 5 characters"):
+        render(block, TemplateLimits(characters=5))
 
 
 def test_time_is_limited() -> None:
