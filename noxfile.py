@@ -86,7 +86,7 @@ def docs(session: nox.Session) -> None:
     session.install("-e", ".[docs,test,data,track,experiments]")
     # Not -q: that would let broken links pass.
     session.run("mkdocs", "build", "--strict", "--site-dir", str(ROOT / ".nox" / "site"))
-    session.run("python", "-m", "pytest", "docs/snippets.py", *session.posargs, env=QUIET)
+    session.run("python", "-m", "pytest", "docs/snippets.py", "-n", "2", *session.posargs, env=QUIET)
 
 
 @nox.session
@@ -98,14 +98,23 @@ def chaos(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """`nox -s bench -- train`: A/B/A against PyTorch, interleaved; writes docs/benchmarks.md, JSON and a plot."""
-    session.install(".[bench]", "pip")
+    """`nox -s bench -- train` (or decode, serve): against its rivals, interleaved; a section of docs/benchmarks.md."""
+    session.install(".[bench,serve]", "pip")
     # Plain torch can be a build of several GB for accelerators; this release by pip on 3.11 is known to be the CPU's.
     if sys.version_info[:2] == (3, 11):
-        session.run("python", "-m", "pip", "install", "-q", "torch==2.13.0")
+        session.run("python", "-m", "pip", "install", "-q", "torch==2.13.0", "transformers>=5")
     else:
         session.log("the rows of PyTorch are skipped: its CPU build is installed on Python 3.11 only")
-    session.run("python", "benchmarks/run.py", *session.posargs, env=QUIET)
+    peers = ROOT / ".nox" / "peers" / "bin" / "python"
+    found = ["--peers-python", str(peers)] if "decode" in session.posargs and peers.exists() else []
+    session.run("python", "benchmarks/run.py", *found, *session.posargs, env=QUIET)
+
+
+@nox.session
+def peers(session: nox.Session) -> None:
+    """An environment of its own for llama.cpp, which is built (minutes); `nox -s bench -- decode` then finds it."""
+    session.install("llama-cpp-python>=0.3.16", "gguf>=0.17")
+    session.run("python", "-c", "import gguf, llama_cpp; print('llama-cpp-python', llama_cpp.__version__)")
 
 
 @nox.session

@@ -1,14 +1,14 @@
 """What this machine can do at best: float32 matrix products (GFLOP/s) and matrix-vector bandwidth (GB/s), by JAX.
 
-The train step's share of the peak is stated against these, measured in the same run. Read by `benchmarks/run.py`; as a
-program it prints both as one JSON object: `python benchmarks/machine.py`.
+Shares of the peak and of the bound are stated against these, measured in the same run. `jaxml_decode` reads the second; as
+a program this prints both as one JSON object: `python benchmarks/machine.py`.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jax import Array
 
 # Rows, contracted, columns: training shapes of the 6x6x384 model, and a square one.
 PRODUCT_SHAPES = ((4096, 384, 1536), (4096, 1536, 384), (2048, 2048, 2048))
-VECTOR_WIDTH = 4096
+VECTOR_SHAPES = ((4096, 4096),)  # 64 MiB, beyond the cache
 # Short calls, so that on a shared machine at least one is not disturbed.
 CALLS = 8
 
@@ -31,12 +31,15 @@ def product_gflop_per_s() -> float:
     return best / 1e9
 
 
-def vector_gbytes_per_s() -> float:
-    """The best of `W @ x` and `x @ W`, W square float32 of 64 MiB (beyond the cache), counted as one read of W."""
-    matrix, vector = normal(VECTOR_WIDTH, VECTOR_WIDTH), normal(VECTOR_WIDTH)
-    forms = (jax.jit(lambda w, x: w @ x), jax.jit(lambda w, x: x @ w))
-    seconds = min(best_seconds(lambda form=form: form(matrix, vector)) for form in forms)
-    return matrix.nbytes / seconds / 1e9
+def vector_gbytes_per_s(shapes: Sequence[tuple[int, int]] = VECTOR_SHAPES) -> float:
+    """The best of `W @ x` and `x @ W` over `shapes` of W, float32, counted as one read of W."""
+    forms = (jax.jit(lambda w, x, y: w @ x), jax.jit(lambda w, x, y: y @ w))
+    best = 0.0
+    for rows, columns in shapes:
+        operands = normal(rows, columns), normal(columns), normal(rows)
+        seconds = min(best_seconds(lambda form=form, given=operands: form(*given)) for form in forms)
+        best = max(best, operands[0].nbytes / seconds)
+    return best / 1e9
 
 
 def normal(*shape: int) -> Array:

@@ -1,6 +1,6 @@
 """Measures the rows of `benchmarks/run.py train`, section by section: each a function of a Plan that returns rows.
 
-Reads `interleave`, `processes`; what the rows must reach and how the page tells it stands in `page`.
+Reads `interleave`, `plan`, `processes`; what the rows must reach and how the page tells it stands in `verbs`.
 """
 
 from __future__ import annotations
@@ -10,17 +10,15 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.interleave import Row, ratio, take_turns
-from benchmarks.processes import ROOT, environment, last_line, run_json, time_until
+from benchmarks.plan import JAXML, Plan, script, told
+from benchmarks.processes import environment, last_line, run_json, time_until
 
-HERE = ROOT / "benchmarks"
 SHAKESPEARE = "experiments/shakespeare.py"
 NANOGPT_CPU = "experiments/nanogpt_cpu.py"
-JAXML = (sys.executable, "-c", "from jaxml.cli.main import entry; entry()")
 # name -> flags of the model, updates that count, updates before them: 5 to 15 s a sample on two cores.
 SIZES = {
     "4x4x128": ("--layers 4 --heads 4 --width 128 --context 64 --batch 12", 100, 5),
@@ -34,46 +32,19 @@ TORCH_SEED = 1337
 SAVES = 2
 
 
-@dataclass
-class Plan:
-    """What a run measures with. `workspace`: an empty directory for runs and caches; `torch_python`: None skips its rows.
-
-    `skipped` collects rows that were left out, with the reason; `versions` what the measured processes tell.
-    """
-
-    workspace: Path
-    repeats: int
-    is_quick: bool
-    torch_python: str | None
-    skipped: dict[str, str] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-
-    def directory(self, name: str) -> Path:
-        """A new, empty directory."""
-        path = self.workspace / f"{name}-{len(list(self.workspace.iterdir()))}"
-        path.mkdir()
-        return path
-
-    def without_torch(self, rows: str) -> bool:
-        """True, and noted, when there is no torch."""
-        if self.torch_python is None:
-            self.skipped[rows] = "no Python with torch (`--torch-python`)"
-        return self.torch_python is None
-
-
 def steps(plan: Plan) -> list[Row]:
     """The machine's peaks and the training step of both sides at both sizes, all in the same turns."""
-    rivals: dict[str, Callable[[], dict[str, Any]]] = {"machine": _script(plan, sys.executable, "machine.py")}
+    rivals: dict[str, Callable[[], dict[str, Any]]] = {"machine": script(plan, sys.executable, "machine.py")}
     for size, (flags, count, warm_up) in SIZES.items():
         if plan.is_quick:
             count, warm_up = 1, 1
         words = [*flags.split(), "--time-steps", str(count), "--warm-up", str(warm_up)]
-        rivals[f"jaxml {size}"] = _script(
+        rivals[f"jaxml {size}"] = script(
             plan, sys.executable, "jaxml_steps.py", *words, "--accumulate", ACCUMULATE[size]
         )
         if plan.torch_python is not None:
-            rivals[f"torch {size}"] = _script(plan, plan.torch_python, "torch_nanogpt.py", *words)
-    samples = take_turns({name: _told(name, run) for name, run in rivals.items()}, plan.repeats, warm_ups=0)
+            rivals[f"torch {size}"] = script(plan, plan.torch_python, "torch_nanogpt.py", *words)
+    samples = take_turns({name: told(name, run) for name, run in rivals.items()}, plan.repeats, warm_ups=0)
 
     peaks = [sample["product_gflop_per_s"] for sample in samples["machine"]]
     rows = [
@@ -108,8 +79,8 @@ def start(plan: Plan) -> list[Row]:
 
     first_step(warm)
     rivals = {"cold": lambda: first_step(plan.directory("cache")), "warm": lambda: first_step(warm)}
-    told = {name: _told(f"first step, {name}", run) for name, run in rivals.items()}
-    samples = take_turns(told, 1 if plan.is_quick else START_REPEATS, warm_ups=0)
+    telling = {name: told(f"first step, {name}", run) for name, run in rivals.items()}
+    samples = take_turns(telling, 1 if plan.is_quick else START_REPEATS, warm_ups=0)
     return [Row(f"first step, {name}", "s", tuple(seconds)) for name, seconds in samples.items()]
 
 
@@ -136,7 +107,7 @@ def checkpoint(plan: Plan) -> list[Row]:
 
         return time_until([*JAXML, "resume", str(copy)], has_stepped, environ, copy / "log", stop=True)[0]
 
-    seconds = take_turns({"resume": _told("resume", resumed)}, plan.repeats, warm_ups=0 if plan.is_quick else 1)
+    seconds = take_turns({"resume": told("resume", resumed)}, plan.repeats, warm_ups=0 if plan.is_quick else 1)
     return [*stall_rows(lines), Row("resume", "s", tuple(seconds["resume"]))]
 
 
@@ -153,7 +124,7 @@ def stall_rows(lines: list[dict[str, float]]) -> list[Row]:
 def seek(plan: Plan) -> list[Row]:
     """The batch of step 1,000,000 in a new process each time."""
     _prepare(SHAKESPEARE)
-    samples = take_turns({"seek": _script(plan, sys.executable, "seek.py", SHAKESPEARE)}, plan.repeats, warm_ups=0)
+    samples = take_turns({"seek": script(plan, sys.executable, "seek.py", SHAKESPEARE)}, plan.repeats, warm_ups=0)
     return [Row("seek to step 1,000,000", "ms", tuple(s["seek_ms"] for s in samples["seek"]), is_bound=True)]
 
 
@@ -163,11 +134,11 @@ def nanogpt(plan: Plan) -> list[Row]:
     runs: list[tuple[float, float, float]] = []
     theirs: dict[str, Any] = {}
     for turn, seed in enumerate(SEEDS[: 2 if plan.is_quick else None]):
-        runs.append(_told(f"nanogpt_cpu seed {seed}", lambda seed=seed: _nanogpt_run(plan, seed, cache))())
+        runs.append(told(f"nanogpt_cpu seed {seed}", lambda seed=seed: _nanogpt_run(plan, seed, cache))())
         if turn == 0 and plan.torch_python is not None:
             words = ["--train", "--seed", str(TORCH_SEED), *(["--updates", "20"] if plan.is_quick else [])]
             begun = time.perf_counter()
-            theirs = _told("torch nanogpt", _script(plan, plan.torch_python, "torch_nanogpt.py", *words))()
+            theirs = told("torch nanogpt", script(plan, plan.torch_python, "torch_nanogpt.py", *words))()
             # Where the system does not tell when a process started, its own clock is wrong: never more than ours.
             theirs["wall_s"] = min(theirs["wall_s"], time.perf_counter() - begun)
     passed, ended, losses = zip(*runs, strict=True)
@@ -202,31 +173,6 @@ SECTIONS: dict[str, Callable[[Plan], list[Row]]] = {
     "seek": seek,
     "nanogpt": nanogpt,
 }
-
-
-def _script(plan: Plan, python: str, name: str, *words: str) -> Callable[[], dict[str, Any]]:
-    """A call of a benchmark's script that returns its JSON object, and notes the versions in it."""
-
-    def measure() -> dict[str, Any]:
-        sample = run_json([python, str(HERE / name), *words], environment())
-        plan.versions |= {library: sample[library] for library in ("jax", "torch") if library in sample}
-        return sample
-
-    return measure
-
-
-def _told(name: str, measure: Callable[[], Any]) -> Callable[[], Any]:
-    """`measure`, saying on stderr what it got."""
-
-    def told() -> Any:
-        sample = measure()
-        shown = (
-            {k: round(v, 4) for k, v in sample.items() if isinstance(v, float)} if isinstance(sample, dict) else sample
-        )
-        print(f"  {name}: {shown}", file=sys.stderr, flush=True)
-        return sample
-
-    return told
 
 
 def _prepare(experiment: str) -> None:

@@ -75,7 +75,7 @@ class EngineSpec(LitSpec):
         return {**super().__getstate__(), "_client": None, "_opening": None}
 
     @property
-    def stream(self) -> bool:
+    def stream(self) -> bool:  # type: ignore[bad-override]
         """True keeps LitServe from compressing answers, which would hold back the events of a stream."""
         return True
 

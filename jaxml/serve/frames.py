@@ -36,7 +36,7 @@ class FrameError(JaxmlError):
 def pack(message: Message) -> bytes:
     """The frame of a message of plain values. Raises FrameError when it is too large, or a number in it is."""
     try:
-        body = msgpack.packb(message)
+        body: bytes = msgpack.packb(message)  # type: ignore[bad-assignment]
     except OverflowError as error:
         todo = "correct the number"
         raise FrameError("a message to the other process", expected="64 bits", got=str(error), todo=todo) from error

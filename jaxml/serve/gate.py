@@ -84,10 +84,10 @@ class Gate:
 class Guard:
     """ASGI middleware.
 
-    routes: path to method, of all that is let through. accepts_forms: a body that says it is a form may be one; otherwise
-    every body is taken for JSON, whatever it says (`curl -d` says that it is a form). details: asked by `/health/ready`
-    for what it shows beside the state; it may raise WorkerLostError. None: the application goes through LitServe's queues
-    and does not notice the end of its worker, so the guard does.
+    routes: path to method, of all that is let through. accepts_forms: a body that says it is multipart may be; any other
+    is taken for JSON, whatever it says (`curl -d` says that it is URL-encoded). details: asked by `/health/ready` for what
+    it shows beside the state; it may raise WorkerLostError. None: the application goes through LitServe's queues and does
+    not notice the end of its worker, so the guard does.
     """
 
     def __init__(
@@ -267,7 +267,7 @@ def _replay(body: bytes, leaving: asyncio.Task[None]) -> Receive:
 
 
 def _is_form(content_type: bytes) -> bool:
-    return content_type.startswith((b"multipart/form-data", b"application/x-www-form-urlencoded"))
+    return content_type.startswith(b"multipart/form-data")
 
 
 def _refuse_constant(name: str) -> Any:

@@ -126,7 +126,10 @@ def engine_app(name: str, open_engine: OpenEngine) -> App:
     def build(private: Private) -> LitAPI:
         return EngineAPI(spec=EngineSpec(private), loop=EngineLoop(private, open_engine))
 
-    return App(name, ROUTES, build, lambda lit_api: lit_api.spec.details, Limits().body_bytes)
+    def details_of(lit_api: LitAPI) -> Details | None:
+        return lit_api.spec.details if isinstance(lit_api.spec, EngineSpec) else None
+
+    return App(name, ROUTES, build, details_of, Limits().body_bytes)
 
 
 def _own_app(lit_api: LitAPI, name: str) -> App:
@@ -137,7 +140,7 @@ def _own_app(lit_api: LitAPI, name: str) -> App:
     if lit_api.spec is not None:
         todo = "leave it out: the paths of language models are served from a checkpoint"
         raise ConfigError(f"spec of {name}", expected="none", got=type(lit_api.spec).__name__, todo=todo)
-    return App(name, {lit_api.api_path: "POST"}, build, accepts_forms=True)
+    return App(name, {str(lit_api.api_path): "POST"}, build, accepts_forms=True)
 
 
 def _checked_name(name: str, is_derived: bool = False) -> str:

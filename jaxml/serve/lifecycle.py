@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any
@@ -69,11 +69,11 @@ class Host(LitServer):
         self._shutdown_event = self._watch
         return manager
 
-    def launch_inference_worker(self, lit_api: LitAPI) -> list[BaseProcess]:
+    def launch_inference_worker(self, lit_api: LitAPI) -> list[BaseProcess]:  # type: ignore[bad-override]
         # A signal that is ignored when a program starts stays so: Ctrl-C does not reach the worker while it imports.
         previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            return super().launch_inference_worker(lit_api)
+            return list(super().launch_inference_worker(lit_api))
         finally:
             signal.signal(signal.SIGINT, previous)
 
@@ -226,7 +226,7 @@ def run(
             "details": details_of(lit_api),
         }
         host = Host(lit_api, watch, private, guard)
-        with watch.handling_signals(), _forks_are_ours():
+        with watch.handling_signals(), _forks_are_ours(), _without_resource_tracker():
             _run_litserve(host, watch, address)
     finally:
         private.remove()
@@ -285,6 +285,19 @@ def _forks_are_ours() -> Iterator[None]:
         yield
     finally:
         _main_pid = None
+
+
+@contextlib.contextmanager
+def _without_resource_tracker() -> Iterator[None]:
+    """multiprocessing's helper process, which comes with the first spawned one and leaves some time after the last: if it
+    was not there before, it is gone afterwards."""
+    tracker: Any = resource_tracker._resource_tracker  # private; the same from Python 3.8 to 3.14
+    was_running = tracker._fd is not None
+    try:
+        yield
+    finally:
+        if not was_running and tracker._fd is not None:
+            tracker._stop()
 
 
 def _in_forked_child() -> None:

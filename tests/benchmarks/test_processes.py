@@ -8,7 +8,7 @@ import time
 import pytest
 
 from benchmarks.processes import MeasurementError, environment, last_line, run_json, time_until
-from benchmarks.run import command_of, cpu_model, parse
+from benchmarks.run import command_of, cpu_model, parse, python_with
 from benchmarks.train_rows import stall_rows
 
 WRITE = "import sys, time; f = open(sys.argv[1], 'w'); time.sleep(0.2); print('{\"step\":1}', file=f, flush=True); "
@@ -70,6 +70,16 @@ def test_flags_choose_sections_in_their_own_order_and_the_command_names_no_path(
     assert command_of(args) == "nox -s bench -- train --quick --only steps,seek"
     with pytest.raises(SystemExit):
         parse(["train", "--only", "speed"])
+    with pytest.raises(SystemExit):
+        parse(["decode", "--only", "steps"])
+
+
+def test_a_python_that_was_named_must_have_the_modules_and_the_own_one_is_taken_if_it_has():
+    assert python_with(("json",), None, "--torch-python") == sys.executable
+    assert python_with(("no_such_module",), None, "--torch-python") is None
+    assert python_with((), "somewhere/python", "--torch-python") is None
+    with pytest.raises(SystemExit):
+        python_with(("json",), "somewhere/python", "--torch-python")
 
 
 def test_the_processor_is_named_as_the_kernel_does(tmp_path):

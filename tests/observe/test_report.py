@@ -127,12 +127,15 @@ def test_texts_from_outside_are_escaped_everywhere():
         rows=[[(HOSTILE, 1)]],
         clock_shares={HOSTILE: 1.0},
         records=records(5, **{HOSTILE: 1.0}),
+        samples=[(HOSTILE, HOSTILE)],
+        commands=[(HOSTILE, HOSTILE)],
     )
     tags = Page(text).tags
     assert "script" not in {tag for tag, _ in tags}
     assert text.encode("utf-8")
     assert not re.search(r"[\x00-\x08\x0b-\x1f]", text)
-    assert text.count("&lt;script&gt;") == 9  # title and heading, 2 of the table, event, row, 2 of the bar, last value
+    # Title and heading, 2 of the table, event, row, 2 of the bar, last value, 2 of the sample, 2 of the command.
+    assert text.count("&lt;script&gt;") == 13
 
 
 @given(st.text())
@@ -164,6 +167,25 @@ def test_adjacent_tokens_of_a_document_share_a_colour_and_neighbours_differ():
 
 def test_line_ends_in_a_row_are_visible():
     assert "a↵b" in page(rows=[[("a\nb", 1)]])
+
+
+def test_samples_keep_their_line_ends_and_tell_the_prompt_from_the_answer():
+    text = page(samples=[("ROMEO:", "\nAy me.\n  Nay."), ("", "Enter")])
+    assert "<b>ROMEO:</b>\nAy me.\n  Nay.</p>" in text
+    assert "<b></b>Enter</p>" in text
+    assert re.search(r"\.row \{[^}]*white-space: pre-wrap", text)
+
+
+def test_commands_are_shown_as_they_are_to_be_typed():
+    text = page(commands=[("Serve it", "jaxml serve 'runs/a b'"), ("Describe it", "jaxml inspect runs/a")])
+    assert "Serve it: jaxml serve 'runs/a b'" in Page(text).text
+    assert text.index("jaxml serve") < text.index("<code>jaxml inspect runs/a</code>")
+
+
+def test_a_run_without_samples_says_how_to_get_some():
+    read = Page(page()).text
+    assert "None were asked for (train with --sample PROMPT)." in read
+    assert "Nothing was said." in read
 
 
 def test_steps_with_nonfinite_values_are_events():
