@@ -2,7 +2,7 @@
 
 Reads `infer.decoding_model`, `infer.sampling` and `infer.text`; `LanguageModel.generate` and `infer.engine` drive it.
 
-A step takes one piece of the prompt of the request that is joining, if one is, then a few tokens for every running row. A
+A step takes a few tokens for every running row, then one piece of the prompt of the request that is joining, if one is. A
 request is prefilled in a cache of one row and then copied to its row of the batch. The number of rows follows the load in
 powers of two, because a step with eight rows takes several times as long as one with one; the capacity of a row follows the
 longest text in the batch, because attention pays for every slot. The cache is copied when either changes.
@@ -111,10 +111,13 @@ class Batch:
         return False
 
     def step(self) -> list[Event]:
-        """One piece of prefill and a few tokens for each running request; the events of requests that advanced."""
-        events = self._advance_prefill() if self._joining else []
-        if self.num_running:
-            events += self._decode()
+        """A few tokens for each running request, then one piece of prefill; the events of requests that advanced.
+
+        In this order, so that a first token is told as soon as it is there.
+        """
+        events = self._decode() if self.num_running else []
+        if self._joining:
+            events += self._advance_prefill()
         return events
 
     def warm_up(self) -> int:
