@@ -291,7 +291,7 @@ def _forks_are_ours() -> Iterator[None]:
 def _without_resource_tracker() -> Iterator[None]:
     """multiprocessing's helper process, which comes with the first spawned one and leaves some time after the last: if it
     was not there before, it is gone afterwards."""
-    tracker: Any = resource_tracker._resource_tracker  # private; the same from Python 3.8 to 3.14
+    tracker: Any = resource_tracker._resource_tracker  # private; the same in Python 3.11 to 3.13
     was_running = tracker._fd is not None
     try:
         yield

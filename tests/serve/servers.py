@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -44,7 +45,10 @@ class Server:
     def __init__(self, command: list[str], port: int, log: Path):
         self.port, self.log = port, log
         self._connections: list[socket.socket] = []
+        # Its own, so that what it leaves is seen; short, because a socket goes there.
+        self.temporary = Path(tempfile.mkdtemp(prefix="jx-"))
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
+        environment["TMPDIR"] = str(self.temporary)
         environment["JAXML_CACHE"] = str(CACHE)
         with log.open("wb") as output:
             self.process = subprocess.Popen(
@@ -120,6 +124,10 @@ class Server:
     def post(self, path: str, body: Any, timeout_s: float = 30.0) -> tuple[int, Any]:
         return self.request("POST", path, body, timeout_s)[:2]
 
+    def leftovers(self) -> list[str]:
+        """What it has left where temporary files go."""
+        return [entry.name for entry in self.temporary.iterdir()]
+
     def stats(self) -> dict[str, Any]:
         """What /health/ready says."""
         return self.request("GET", "/health/ready")[1]
@@ -149,11 +157,7 @@ class Server:
         self.process.wait()
         for connection in self._connections:
             connection.close()
-
-
-def leftovers() -> set[Path]:
-    """Directories of servers that are still there."""
-    return set(Path(tempfile.gettempdir()).glob("jaxml-serve-*"))
+        shutil.rmtree(self.temporary, ignore_errors=True)
 
 
 def cpu_s(pid: int) -> float:

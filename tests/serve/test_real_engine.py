@@ -98,7 +98,8 @@ def test_a_prompt_that_does_not_fit_is_refused_with_the_numbers(client: openai.O
 
 
 def test_it_drains_and_stops(server: Server) -> None:
-    running_one = server.open_request(COMPLETIONS, {"prompt": "x", "max_tokens": 200})
+    running_one = server.open_request(COMPLETIONS, {"prompt": ["x", "y", "z"], "n": 16, "max_tokens": 200})
+    server.settled(running=2)
     server.process.send_signal(signal.SIGTERM)
     assert server.wait_end() == 0
     assert b"200 OK" in running_one.recv(1000)
