@@ -8,7 +8,16 @@ import sys
 import pytest
 
 from jaxml import errors
-from jaxml.errors import ConfigError, DataError, Fault, Faults, JaxmlError, MissingExtraError, require_extra
+from jaxml.errors import (
+    ConfigError,
+    DataError,
+    Fault,
+    Faults,
+    JaxmlError,
+    MissingExtraError,
+    RequestError,
+    require_extra,
+)
 
 ERRORS = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, JaxmlError)]
 FAULT = {"failed": "train.steps", "expected": "at least 1", "got": "0", "todo": "pass --train.steps 100"}
@@ -24,7 +33,7 @@ def test_every_error_has_the_four_parts_in_order(error):
 
 @pytest.mark.parametrize("error", ERRORS)
 def test_every_error_leaves_with_a_code_that_is_not_success(error):
-    assert error.exit_code == (2 if error is ConfigError else 1)
+    assert error.exit_code == (2 if error in (ConfigError, RequestError) else 1)
 
 
 def test_faults_are_raised_together_numbered_and_in_order():

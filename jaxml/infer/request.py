@@ -6,10 +6,9 @@ Reads `errors`; `infer.sampling` turns a `Sampling` into arrays, `infer.engine` 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from jaxml.errors import Fault, RequestError
 
@@ -124,17 +123,3 @@ class Event:
     finish_reason: FinishReason | None = None
     num_tokens: int = 0
     error: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain dicts, lists, strings and numbers; `from_json` is the inverse."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Event:
-        """The event that `to_json` wrote, also after a trip through JSON or msgpack (which turn tuples into lists)."""
-        logprobs = tuple(
-            TokenLogprob(item["token"], item["logprob"], tuple((token, logprob) for token, logprob in item["top"]))
-            for item in value["logprobs"]
-        )
-        event: Event = cls(**value)
-        return dataclasses.replace(event, tokens=tuple(value["tokens"]), logprobs=logprobs)

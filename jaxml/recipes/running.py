@@ -62,7 +62,7 @@ class Run:
         """(status, step): runs to the last step, or to a signal, with rewinds in between; `prompts` are for the report."""
         self.origin = origin
         state, skipped, how = self._start(start)
-        step = int(state["step"])
+        step = first_step = int(state["step"])
         if tensorboard:
             self.board = TensorBoardLog(self.directory.path / "tensorboard", last_step=step)
         with self.clock.span("compile"):
@@ -87,7 +87,7 @@ class Run:
             f"jaxml: {summarize(read_metrics(self.directory.metrics), self.clock.summary()).verdict}", file=self.stream
         )
         try:
-            events = [str(event) for event in self.guard.events]
+            events = [how] * (first_step > 0) + [str(event) for event in self.guard.events]
             # A signal leaves no time for samples: they have to be compiled.
             asked = prompts if status == "finished" else ()
             write_report(self.assembly, self.directory, self.facts, self.clock, events, asked)
