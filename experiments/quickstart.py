@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 
 STEPS, KILL_AFTER, COMPARED = 300, 70, 100
@@ -75,9 +76,17 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def is_ready(port: int) -> bool:
+    """Whether the server answers, and says that it is ready (it answers 503 until then)."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready") as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
 def serve_and_ask(run_dir: Path) -> None:
     """Serve the newest checkpoint, stream one answer through the official client, and stop the server."""
-    import httpx
     import openai
 
     port = free_port()
@@ -87,11 +96,8 @@ def serve_and_ask(run_dir: Path) -> None:
         while True:
             if server.poll() is not None:
                 raise SystemExit(f"the server ended by itself with exit code {server.returncode}")
-            try:
-                if httpx.get(f"http://127.0.0.1:{port}/health/ready").status_code == 200:
-                    break
-            except httpx.HTTPError:
-                pass  # not listening yet
+            if is_ready(port):
+                break
             time.sleep(0.2)
         model = client.models.list().data[0].id
         print(f"   {PROMPT}", end="", flush=True)
