@@ -54,11 +54,9 @@ class PublishedWeights:
         self._files: dict[str, Any] = {}
 
     def __enter__(self) -> PublishedWeights:
-        try:
+        with self._open:  # what was opened is closed again, unless all of it could be
             self._read_headers()
-        except BaseException:
-            self._open.close()
-            raise
+            self._open = self._open.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

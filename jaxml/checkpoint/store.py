@@ -266,11 +266,10 @@ class CheckpointStore:
     def _dropped_on_failure(self) -> Any:
         """The writing manager, forgotten on any way out but the good one (an interrupt too): what it remembers of the
         folders may then be wrong, and the next save makes a new one. The exception goes on."""
-        try:
-            yield self._open_manager()
-        except BaseException:
-            self._manager = None
-            raise
+        manager = self._open_manager()
+        self._manager = None
+        yield manager
+        self._manager = manager
 
     def _open_manager(self) -> ocp.CheckpointManager:
         """The writing manager. Making it removes unfinished folders and renames damaged ones, so readers never make one.

@@ -9,6 +9,7 @@ unfinished request is told at once by an event with finish_reason "error".
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections import deque
@@ -130,13 +131,12 @@ class EngineClient:
         """
         call = Call(self, [request.id for request in requests])
         self._calls.update({request.id: call for request in requests})
-        try:
+        with contextlib.ExitStack() as unless_accepted:
+            unless_accepted.callback(call.close)  # also when the client's departure cancels the task that waits here
             reply = await self._ask({"op": "submit", "requests": [request_to_plain(request) for request in requests]})
             if reply["op"] == "refused":
                 raise refusal_from_plain(reply)
-        except BaseException:  # also when the client's departure cancels the task that waits here
-            call.close()
-            raise
+            unless_accepted.pop_all()
         return call
 
     def forget(self, ids: set[str]) -> None:
