@@ -33,7 +33,7 @@ def resolve_sizes(spec: MeshSpec, num_devices: int) -> dict[str, int]:
     """Mesh axis to size, with -1 filled in.
 
     >>> resolve_sizes(MeshSpec(data=-1, fsdp=4), 8)
-    {'data': 2, 'fsdp': 4}
+    {'data': 2, 'fsdp': 4, 'context': 1, 'tensor': 1}
     """
     sizes = dataclasses.asdict(spec)
     faults = Faults(DeviceError)

@@ -2,14 +2,16 @@
 
 Reads `trees` and `errors`; `models` names the logical axes, `train.step` lays out state and batches with these. A mesh
 axis takes at most one dimension of a parameter: the first logical axis of its preference list that the leaf has, that
-no earlier mesh axis took, and that it divides. So fsdp (ZeRO stage 3: Rajbhandari et al. 2020) splits matrices along
-`embed`. New axes (tensor, context, expert, stage) are new rows of the table.
+no earlier mesh axis took, and that it divides. So tensor (Shoeybi et al. 2019, arXiv:1909.08053) splits what a block
+computes side by side, heads and hidden units, and fsdp (ZeRO stage 3: Rajbhandari et al. 2020) splits matrices along
+`embed`. `context` splits no parameter: it splits the tokens of a batch. New axes (expert, stage) are new rows of the
+table.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,10 +24,14 @@ LOGICAL_AXES = ("layers", "vocab", "embed", "heads", "kv_heads", "mlp", "positio
 
 # Mesh axis -> logical axes that it may split, the preferred one first.
 PARAMETER_TABLE: dict[str, tuple[str, ...]] = {
+    "tensor": ("heads", "kv_heads", "mlp", "vocab"),
     "fsdp": ("embed", "vocab", "mlp", "heads", "kv_heads"),
 }
-# Mesh axes that split the rows of a batch, the slowest first.
+# Mesh axes that split the rows of a batch, the slowest first; the one that splits the tokens of a row; the one that
+# splits what a layer computes side by side.
 BATCH_AXES = ("data", "fsdp")
+TOKEN_AXIS = "context"
+WIDTH_AXIS = "tensor"
 
 
 def check_table(table: dict[str, tuple[str, ...]]) -> None:
@@ -110,23 +116,60 @@ def _partition(
 
 
 def batch_sharding(mesh: Mesh, ndim: int) -> NamedSharding:
-    """Rows (dimension 0) split over all of `BATCH_AXES`; a scalar (`ndim` 0) is replicated."""
-    return NamedSharding(mesh, PartitionSpec(BATCH_AXES) if ndim else PartitionSpec())
+    """Of a column of the batch, [B], [B, T] or [B, T, ...]: rows split over all of `BATCH_AXES` and tokens over
+    `TOKEN_AXIS`; a scalar (`ndim` 0) is replicated."""
+    return NamedSharding(mesh, _batch_partition(mesh.shape, ndim))
 
 
 def constrain_batch(x: jax.Array, mesh: Mesh | None = None) -> jax.Array:
-    """Inside jit: pins the rows of `x` to the batch axes, so that the compiler gathers weights and never activations.
+    """Inside jit: pins rows and tokens of `x` [B], [B, T] or [B, T, ...] to their mesh axes, so that the compiler gathers
+    weights and never activations.
 
     With `mesh` None the mesh that `jax.set_mesh` put in force is used. Without one, and for rows that the batch axes do
-    not divide, `x` is returned as it is.
+    not divide, `x` is returned as it is; tokens that the token axis does not divide stay whole.
     """
     sizes = (jax.sharding.get_abstract_mesh() if mesh is None else mesh).shape
     if not has_batch_axes(sizes) or x.ndim == 0 or x.shape[0] % math.prod(sizes[axis] for axis in BATCH_AXES):
         return x
-    partition = PartitionSpec(BATCH_AXES)
+    is_whole = x.ndim > 1 and x.shape[1] % sizes.get(TOKEN_AXIS, 1)
+    partition = _batch_partition(sizes, 1 if is_whole else x.ndim)
     return jax.lax.with_sharding_constraint(x, partition if mesh is None else NamedSharding(mesh, partition))
+
+
+def split_heads(num_heads: int, num_kv_heads: int) -> str | None:
+    """The mesh axis in force that splits attention by heads; None where it divides one of the two numbers not (heads are
+    then gathered: each device computes them all)."""
+    size = axis_size(WIDTH_AXIS)
+    return WIDTH_AXIS if size > 1 and num_heads % size == 0 and num_kv_heads % size == 0 else None
+
+
+def constrain_heads(x_BTNH: jax.Array, axis: str | None) -> jax.Array:
+    """Inside jit: pins heads, [B, T, N, H], to the mesh axis that `split_heads` chose, and rows and tokens to theirs; of
+    heads that it does not split every device has all. Without `WIDTH_AXIS` on the mesh in force `x_BTNH` as it is."""
+    sizes = jax.sharding.get_abstract_mesh().shape
+    if sizes.get(WIDTH_AXIS, 1) == 1:
+        return x_BTNH
+    rows, tokens = BATCH_AXES, TOKEN_AXIS if sizes.get(TOKEN_AXIS, 1) > 1 else None
+    if x_BTNH.shape[0] % math.prod(sizes[axis] for axis in BATCH_AXES) or x_BTNH.shape[1] % sizes.get(TOKEN_AXIS, 1):
+        return x_BTNH
+    return jax.lax.with_sharding_constraint(x_BTNH, PartitionSpec(rows, tokens, axis))
+
+
+def axis_size(axis: str) -> int:
+    """Devices along an axis of the mesh that `jax.set_mesh` put in force; 1 where it has none of that name."""
+    return jax.sharding.get_abstract_mesh().shape.get(axis, 1)
 
 
 def has_batch_axes(names: Iterable[str]) -> bool:
     """Whether all of `BATCH_AXES` are among the axis names of a mesh."""
     return set(BATCH_AXES) <= set(names)
+
+
+def _batch_partition(sizes: Mapping[str, int], ndim: int) -> PartitionSpec:
+    if ndim == 0:
+        return PartitionSpec()
+    return (
+        PartitionSpec(BATCH_AXES, TOKEN_AXIS)
+        if ndim > 1 and sizes.get(TOKEN_AXIS, 1) > 1
+        else PartitionSpec(BATCH_AXES)
+    )

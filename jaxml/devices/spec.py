@@ -11,8 +11,11 @@ from jaxml.config.spec import Spec
 class MeshSpec(Spec):
     """Sizes of the mesh axes; -1 (one axis at most) takes the devices that the others leave.
 
-    `data` replicates parameters and splits the batch; `fsdp` splits both.
+    `data` replicates parameters and splits the rows of the batch; `fsdp` splits both. `context` splits the tokens of
+    each row (attention then goes round a ring), `tensor` the heads, the hidden width of the MLP and the vocabulary.
     """
 
     data: int = -1
     fsdp: int = 1
+    context: int = 1
+    tensor: int = 1

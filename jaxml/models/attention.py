@@ -17,15 +17,17 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxml.devices.sharding import BATCH_AXES, has_batch_axes
+from jaxml.devices.sharding import BATCH_AXES, TOKEN_AXIS, axis_size, constrain_heads, has_batch_axes, split_heads
 from jaxml.errors import ConfigError
 from jaxml.keys import named_key
 from jaxml.models.attention_blocks import Shape, attend_blocks
+from jaxml.models.attention_split import attend_split, choose_form
 from jaxml.models.cache import Start, attend_cached, written
+from jaxml.models.named import named
 from jaxml.models.norm import Norm
 from jaxml.models.parameters import INIT_SCALE, Linear, Stack
 from jaxml.models.rope import Rotation, rotate
-from jaxml.models.spec import AttentionSpec
+from jaxml.models.spec import AttentionSpec, ExecutionSpec
 
 Form = Literal["xla", "cudnn", "pallas"]
 Choice = Literal["auto", "xla", "cudnn", "pallas"]
@@ -216,21 +218,36 @@ class Attention(nnx.Module):
         self.query_norm, self.key_norm = norms
 
     def __call__(
-        self, x_BTD: Float[Array, "B T D"], seen: Visible, turn: Rotation | None, choice: Choice, backend: str
+        self,
+        x_BTD: Float[Array, "B T D"],
+        seen: Visible,
+        turn: Rotation | None,
+        execution: ExecutionSpec,
+        backend: str,
     ) -> Float[Array, "B T D"]:
         q_BTNH, k_BTKH, v_BTKH = self.project(x_BTD, turn)
-        num_tokens, cap = x_BTD.shape[1], self.spec.logit_softcap
+        mixed_BTNH = named(self._mixed(q_BTNH, k_BTKH, v_BTKH, seen, execution, backend), "attention_mixed")
+        return named(self.output(mixed_BTNH.reshape(*x_BTD.shape[:2], -1)), "attention_output")
+
+    def _mixed(
+        self, q_BTNH: Array, k_BTKH: Array, v_BTKH: Array, seen: Visible, execution: ExecutionSpec, backend: str
+    ) -> Array:
+        num_rows, num_tokens = q_BTNH.shape[:2]
+        cap, size = self.spec.logit_softcap, axis_size(TOKEN_AXIS)
+        if size > 1 and num_tokens % size == 0 and num_rows % math.prod(axis_size(axis) for axis in BATCH_AXES) == 0:
+            shape = Shape(seen.is_causal, seen.window, cap, num_tokens)
+            form = choose_form(execution.context, size)
+            return attend_split(q_BTNH, k_BTKH, v_BTKH, seen.segment_ids_BT, shape, form)
         form = choose(
-            choice,
+            execution.attention,
             backend=backend,
-            dtype=x_BTD.dtype.name,
+            dtype=q_BTNH.dtype.name,
             head_width=self.spec.head_width,
             has_softcap=cap is not None,
             num_tokens=num_tokens,
         )
         block = query_block(num_tokens, backend)
-        mixed_BTNH = attend(q_BTNH, k_BTKH, v_BTKH, seen, form=form, logit_softcap=cap, block=block)
-        return self.output(mixed_BTNH.reshape(*x_BTD.shape[:2], -1))
+        return attend(q_BTNH, k_BTKH, v_BTKH, seen, form=form, logit_softcap=cap, block=block)
 
     def extend(
         self,
@@ -263,4 +280,6 @@ class Attention(nnx.Module):
         v_BTKH = heads(self.value, None, spec.num_kv_heads)
         if turn is not None:
             q_BTNH, k_BTKH = rotate(q_BTNH, turn), rotate(k_BTKH, turn)
-        return q_BTNH, k_BTKH, v_BTKH
+        axis = split_heads(spec.num_heads, spec.num_kv_heads)
+        q_BTNH, k_BTKH, v_BTKH = (constrain_heads(x, axis) for x in (q_BTNH, k_BTKH, v_BTKH))
+        return named(q_BTNH, "query"), named(k_BTKH, "key"), named(v_BTKH, "value")

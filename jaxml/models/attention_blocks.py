@@ -80,12 +80,14 @@ def _forward(q_BTNH: Array, k_BTKH: Array, v_BTKH: Array, segment_ids_BT: Array,
     k_BKSH, v_BKSH = k_BTKH.transpose(0, 2, 1, 3), v_BTKH.transpose(0, 2, 1, 3)
     outs, peaks, sums = [], [], []
     for block in blocks(num_tokens, shape):
-        scores = _scores(q_BKGTH[:, :, :, block.first : block.last], k_BKSH[:, :, block.begin : block.end], shape)
+        scores = attention_scores(
+            q_BKGTH[:, :, :, block.first : block.last], k_BKSH[:, :, block.begin : block.end], shape
+        )
         scores = jnp.where(_mask(segment_ids_BT, block, shape), scores, jnp.finfo(scores.dtype).min)
         peak = scores.max(axis=-1, keepdims=True)
         weights = jnp.exp(scores - peak)
         total = weights.sum(axis=-1, keepdims=True)
-        outs.append(_mix(weights, v_BKSH[:, :, block.begin : block.end]) / total)
+        outs.append(attention_mix(weights, v_BKSH[:, :, block.begin : block.end]) / total)
         peaks.append(peak)
         sums.append(total)
     out_BKGTH = jnp.concatenate(outs, axis=3)
@@ -105,17 +107,17 @@ def _backward(shape: Shape, saved: _Saved, grad_BTNH: Array) -> tuple[Array, Arr
     for block, peak, total in zip(blocks(num_tokens, shape), peaks, sums, strict=True):
         queries = q_BKGTH[:, :, :, block.first : block.last]
         keys, values = k_BKSH[:, :, block.begin : block.end], v_BKSH[:, :, block.begin : block.end]
-        scores = _scores(queries, keys, shape)
+        scores = attention_scores(queries, keys, shape)
         masked = jnp.where(_mask(segment_ids_BT, block, shape), scores, jnp.finfo(wide).min)
         weights = jnp.exp(masked - peak)  # not divided by their sum: the gradient is, which has H columns and not S
         grad = grad_BKGTH[:, :, :, block.first : block.last].astype(wide) / total
         along = jnp.sum(grad * out_BKGTH[:, :, :, block.first : block.last], axis=-1, keepdims=True)
-        grad_scores = weights * (_scores_of(grad, values.astype(wide)) - along)
+        grad_scores = weights * (raw_scores(grad, values.astype(wide)) - along)
         if shape.logit_softcap is not None:
             grad_scores = grad_scores * (1.0 - jnp.square(scores / shape.logit_softcap))
-        grads_q.append(_mix(grad_scores, keys))
-        parts_k.append((block, _gather(grad_scores, queries)))
-        parts_v.append((block, _gather(weights, grad)))
+        grads_q.append(attention_mix(grad_scores, keys))
+        parts_k.append((block, attention_gather(grad_scores, queries)))
+        parts_v.append((block, attention_gather(weights, grad)))
     grad_q = jnp.concatenate(grads_q, axis=3) / math.sqrt(head_width)
     q_shape, k_shape = (batch, num_tokens, -1, head_width), (0, 2, 1, 3)
     return (
@@ -141,8 +143,9 @@ def _mask(segment_ids_BT: Array, block: Block, shape: Shape) -> Bool[Array, "B 1
     return mask[:, None, None]
 
 
-def _scores(queries: Array, keys: Array, shape: Shape) -> Array:
-    scores = _scores_of(queries, keys)
+def attention_scores(queries: Array, keys: Array, shape: Shape) -> Array:
+    """queries keys^T, soft-capped: [b, K, G, t, s] of [b, K, G, t, H] and [b, K, s, H]."""
+    scores = raw_scores(queries, keys)
     if shape.logit_softcap is not None:
         scores = shape.logit_softcap * jnp.tanh(scores / shape.logit_softcap)
     return scores
@@ -152,20 +155,20 @@ def _scores(queries: Array, keys: Array, shape: Shape) -> Array:
 # no copies of keys and values, and their gradients are summed over the group by the product itself.
 
 
-def _scores_of(rows_BKGtH: Array, keys_BKsH: Array) -> Array:
+def raw_scores(rows_BKGtH: Array, keys_BKsH: Array) -> Array:
     """rows keys^T."""
     product = jnp.einsum("bkqh,bksh->bkqs", _merged(rows_BKGtH), keys_BKsH, preferred_element_type=_wide(keys_BKsH))
     return product.reshape(*rows_BKGtH.shape[:4], -1)
 
 
-def _mix(weights_BKGts: Array, values_BKsH: Array) -> Array:
+def attention_mix(weights_BKGts: Array, values_BKsH: Array) -> Array:
     """weights values."""
     rows = _merged(weights_BKGts).astype(values_BKsH.dtype)
     product = jnp.einsum("bkqs,bksh->bkqh", rows, values_BKsH, preferred_element_type=_wide(values_BKsH))
     return product.reshape(*weights_BKGts.shape[:4], -1)
 
 
-def _gather(weights_BKGts: Array, rows_BKGtH: Array) -> Array:
+def attention_gather(weights_BKGts: Array, rows_BKGtH: Array) -> Array:
     """weights^T rows."""
     left, right = _merged(weights_BKGts).astype(rows_BKGtH.dtype), _merged(rows_BKGtH)
     return jnp.einsum("bkqs,bkqh->bksh", left, right, preferred_element_type=_wide(right))

@@ -22,6 +22,7 @@ from jaxml.models.attention import Attention, Visible, softcap
 from jaxml.models.cache import Cache, Start, positions_of, visible
 from jaxml.models.dropout import drop
 from jaxml.models.mlp import Mlp
+from jaxml.models.named import named, policy_of
 from jaxml.models.norm import Norm
 from jaxml.models.parameters import INIT_SCALE, Stack, constant, normal
 from jaxml.models.rope import Rotation, rotation
@@ -126,11 +127,11 @@ class Decoder(nnx.Module):
                 todo="shorten data.sequence_length, or raise model.context_length and train again",
             )
         x_BTD, turns = self._embed(tokens_BT, positions_BT)
-        x_BTD = constrain_batch(drop(x_BTD, dropout_keys_B, spec.dropout, "embedding"))
+        x_BTD = named(constrain_batch(drop(x_BTD, dropout_keys_B, spec.dropout, "embedding")), "embedded")
         windows = {block.attention.window for block in spec.blocks}
         views = {window: Visible(segment_ids_BT, spec.is_causal, window) for window in windows}
         x_BTD = self._run_layers(x_BTD, views, turns, dropout_keys_B)
-        x_BTD = self.final_norm(x_BTD)
+        x_BTD = named(self.final_norm(x_BTD), "final_norm")
         return jnp.where(segment_ids_BT[:, :, None] != 0, x_BTD, jnp.zeros((), x_BTD.dtype)), {}
 
     def extend(self, tokens_BT: Int[Array, "B T"], start: Start, cache: Cache) -> tuple[Float[Array, "B T D"], Cache]:
@@ -185,9 +186,10 @@ class Decoder(nnx.Module):
                 block = nnx.merge(splits[index][0], state)
                 return self._run_block(block, x_BTD, layer, views, turns, dropout_keys_B)
 
-            if self.execution.rematerialize == "full":
-                return jax.checkpoint(run, prevent_cse=not is_scanned)
-            return run
+            kind = self.execution.rematerialize
+            if kind == "none":
+                return run
+            return jax.checkpoint(run, policy=policy_of(kind, self.execution.saved_names), prevent_cse=not is_scanned)
 
         runs = [runner(i) for i in range(period)]
         num_rounds = self.spec.num_layers // period
@@ -210,8 +212,8 @@ class Decoder(nnx.Module):
     ) -> Array:
         attention, rate = block.spec.attention, self.spec.dropout
         turn = turns.get((attention.rope, attention.head_width))
-        choice = self.execution.attention
-        branch = block.attention(block.attention_norm(x_BTD), views[attention.window], turn, choice, self.backend)
+        view = views[attention.window]
+        branch = block.attention(block.attention_norm(x_BTD), view, turn, self.execution, self.backend)
         x_BTD = x_BTD + drop(branch, dropout_keys_B, rate, "attention", layer)
         branch = block.mlp(block.mlp_norm(x_BTD))
         return constrain_batch(x_BTD + drop(branch, dropout_keys_B, rate, "mlp", layer))
@@ -225,4 +227,4 @@ class Decoder(nnx.Module):
         logits = jax.lax.dot_general(features, table, over, preferred_element_type=wide)
         if self.head is not None and self.head.bias is not None:
             logits = logits + self.head.bias[...].astype(wide)
-        return logits if self.spec.logit_softcap is None else softcap(logits, self.spec.logit_softcap)
+        return named(logits if self.spec.logit_softcap is None else softcap(logits, self.spec.logit_softcap), "logits")

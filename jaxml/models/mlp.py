@@ -13,6 +13,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from jaxml.keys import named_key
+from jaxml.models.named import named
 from jaxml.models.parameters import INIT_SCALE, Linear, Stack
 from jaxml.models.spec import MlpSpec
 
@@ -76,4 +77,5 @@ class Mlp(nnx.Module):
 
     def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         gate = None if self.gate is None else self.gate(x_BTD)
-        return self.down(activate(self.spec.activation, self.up(x_BTD), gate))
+        hidden_BTF = named(activate(self.spec.activation, self.up(x_BTD), gate), "mlp_hidden")
+        return named(self.down(hidden_BTF), "mlp_output")

@@ -11,6 +11,10 @@ from typing import Literal
 
 from jaxml.config.spec import Spec
 
+# What the values inside a decoder are called (`models.named`), in program order; each layer makes LAYER_VALUES once.
+LAYER_VALUES = ("query", "key", "value", "attention_mixed", "attention_output", "mlp_hidden", "mlp_output")
+VALUE_NAMES = ("embedded", *LAYER_VALUES, "final_norm", "logits")
+
 
 @dataclass(frozen=True)
 class NormSpec(Spec):
@@ -111,11 +115,17 @@ ModelSpec = DecoderSpec | ClassifierSpec
 class ExecutionSpec(Spec):
     """How a model is computed; nothing here changes its parameters or its mathematics.
 
+    `rematerialize`: what each block computes again in the backward pass instead of keeping it: nothing, everything
+    ("full"), everything but the projections' products ("dots"), or everything but the values in `saved_names`
+    ("names", some of LAYER_VALUES). `context`: how the keys of other devices reach a query when the mesh splits the tokens:
+    round a ring, all gathered, or ("auto") gathered on two devices and round the ring on more.
     `logits_chunk_bytes`: the loss takes the vocabulary projection in chunks of rows once the float32 logits of one
     microbatch would exceed this.
     """
 
     layers: Literal["unrolled", "scanned"] = "unrolled"
-    rematerialize: Literal["none", "full"] = "none"
+    rematerialize: Literal["none", "full", "dots", "names"] = "none"
+    saved_names: tuple[str, ...] = ()
     attention: Literal["auto", "xla", "cudnn", "pallas"] = "auto"
+    context: Literal["auto", "ring", "gather"] = "auto"
     logits_chunk_bytes: int = 64 * 2**20

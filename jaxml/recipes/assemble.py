@@ -52,7 +52,7 @@ def check(experiment: Experiment) -> Mesh:
     Raises ConfigError (fields, all at once) and DeviceError (mesh).
     """
     mesh = build_mesh(experiment.mesh)
-    check_experiment(experiment, num_devices=mesh.size)
+    check_experiment(experiment, dict(mesh.shape))
     return mesh
 
 

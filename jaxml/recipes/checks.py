@@ -6,19 +6,23 @@ vocabulary, empty text) or the devices at hand (mesh size) are made by `data` an
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from jaxml.config.spec import suggest
 from jaxml.data.spec import check_data
 from jaxml.errors import ConfigError, Faults
 from jaxml.models.check import decoder_of, model_faults
-from jaxml.models.spec import ClassifierSpec
+from jaxml.models.spec import LAYER_VALUES, ClassifierSpec
 from jaxml.recipes.experiment import Experiment
 from jaxml.tasks.spec import TextClassification
 
 
-def check_experiment(experiment: Experiment, num_devices: int = 1) -> None:
-    """Raise ConfigError with every cross-field fault; `num_devices` is the size of the mesh that rows are split over."""
+def check_experiment(experiment: Experiment, mesh: Mapping[str, int]) -> None:
+    """Raise ConfigError with every cross-field fault; `mesh`: the size of each mesh axis (those absent have 1)."""
     faults = Faults(ConfigError)
-    _check_sizes(experiment, num_devices, faults)
+    _check_sizes(experiment, mesh.get("data", 1) * mesh.get("fsdp", 1), faults)
+    _check_split_tokens(experiment, mesh.get("context", 1), faults)
+    _check_rematerialization(experiment, faults)
     faults.found.extend(model_faults(experiment.model))
     _check_task(experiment, faults)
     _check_data(experiment, faults)
@@ -60,6 +64,36 @@ def _check_sizes(experiment: Experiment, num_devices: int, faults: Faults) -> No
     for name in ("eval_every", "eval_batches", "eval_batch_size"):
         value = getattr(train, name)
         _require(faults, value >= 0, f"train.{name}", "0 or more", value, "use 0 for the default")
+
+
+def _check_split_tokens(experiment: Experiment, size: int, faults: Faults) -> None:
+    if size == 1:
+        return
+    length, form = experiment.data.sequence_length, experiment.execution.attention
+    _require(
+        faults, length % size == 0, "data.sequence_length",
+        f"a multiple of mesh.context = {size}, so that every device has as many tokens of a row", length,
+        f"pass --data.sequence-length {max(1, round(length / size)) * size}, or another --mesh.context",
+    )  # fmt: skip
+    _require(
+        faults, form in ("auto", "xla"), "execution.attention",
+        "'auto' or 'xla' where mesh.context splits the tokens: the kernels of one device do not see the others' keys",
+        repr(form), "pass --execution.attention auto",
+    )  # fmt: skip
+
+
+def _check_rematerialization(experiment: Experiment, faults: Faults) -> None:
+    names, kind = experiment.execution.saved_names, experiment.execution.rematerialize
+    _require(
+        faults, bool(names) == (kind == "names"), "execution.saved_names",
+        "names exactly if execution.rematerialize is 'names'", f"{names} with {kind!r}",
+        "pass --execution.rematerialize names --execution.saved-names query key value, or neither",
+    )  # fmt: skip
+    for name in names:
+        _require(
+            faults, name in LAYER_VALUES, "execution.saved_names", f"some of {', '.join(LAYER_VALUES)}", repr(name),
+            suggest(name, list(LAYER_VALUES)),
+        )  # fmt: skip
 
 
 def _check_task(experiment: Experiment, faults: Faults) -> None:

@@ -1,7 +1,7 @@
 """Next-token prediction: cross entropy in chunks that never hold all logits, z-loss, exact evaluation sums.
 
-Reads `tasks.contract` and `tasks.spec`; `tasks.build` makes it. Sums and logarithms run in the dtype of the logits,
-which the model gives in promote_types(compute, float32). z-loss: Chowdhery et al. 2022 (PaLM), section 5.
+Reads `tasks.contract`, `tasks.spec` and `devices.sharding`; `tasks.build` makes it. Sums and logarithms run in the dtype
+of the logits, which the model gives in promote_types(compute, float32). z-loss: Chowdhery et al. 2022 (PaLM), section 5.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from jaxml.devices.sharding import TOKEN_AXIS, axis_size
 from jaxml.tasks.contract import Batch, Term, require_mask
 from jaxml.tasks.spec import LanguageModeling
 
@@ -77,20 +78,25 @@ def chunked_row_sums(
 
     Once the logits of the batch would exceed `chunk_bytes`, `head` sees a run of tokens of every row at a time, in a
     scan whose body is rematerialised, so neither the forward nor the backward pass holds more than one chunk. Chunks
-    are cut along T and not along B because rows are what the mesh splits: each chunk stays spread over all devices.
+    are cut along T and not along B because the mesh always splits rows: each chunk stays spread over all devices.
     """
     logits = jax.eval_shape(head, features_BTD)
     num_tokens = targets_BT.shape[1]
     num_chunks = min(num_tokens, math.ceil(logits.size * logits.dtype.itemsize / chunk_bytes))
     if num_chunks <= 1:
         return _row_sums_of(head(features_BTD), targets_BT, mask_BT)
-    chunk_tokens = math.ceil(num_tokens / num_chunks)
-    num_chunks = math.ceil(num_tokens / chunk_tokens)
+    # Where the mesh splits the tokens too, a chunk has a piece of every device's stretch, for the same reason.
+    stretches = axis_size(TOKEN_AXIS) if num_tokens % axis_size(TOKEN_AXIS) == 0 else 1
+    stretch = num_tokens // stretches
+    piece = math.ceil(stretch / min(num_chunks, stretch))
+    num_chunks = math.ceil(stretch / piece)
 
     def split(array):
-        padding = [(0, 0), (0, num_chunks * chunk_tokens - num_tokens)] + [(0, 0)] * (array.ndim - 2)
-        padded = jnp.pad(array, padding)
-        return jnp.moveaxis(padded.reshape(array.shape[0], num_chunks, chunk_tokens, *array.shape[2:]), 1, 0)
+        rows, rest = array.shape[0], array.shape[2:]
+        stretched = array.reshape(rows, stretches, stretch, *rest)
+        padding = [(0, 0), (0, 0), (0, num_chunks * piece - stretch)] + [(0, 0)] * len(rest)
+        pieces = jnp.pad(stretched, padding).reshape(rows, stretches, num_chunks, piece, *rest)
+        return jnp.moveaxis(pieces, 2, 0).reshape(num_chunks, rows, stretches * piece, *rest)
 
     @jax.checkpoint
     def sums_of_chunk(features_BCD, targets_BC, mask_BC):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import pytest
 from jax.sharding import AxisType
@@ -14,18 +16,19 @@ from jaxml.errors import DeviceError
 @pytest.mark.parametrize(
     ("spec", "sizes"),
     [
-        (MeshSpec(), (8, 1)),
-        (MeshSpec(data=2, fsdp=-1), (2, 4)),
-        (MeshSpec(data=1, fsdp=8), (1, 8)),
-        (MeshSpec(data=1, fsdp=2), (1, 2)),
+        (MeshSpec(), (8, 1, 1, 1)),
+        (MeshSpec(data=2, fsdp=-1), (2, 4, 1, 1)),
+        (MeshSpec(data=1, fsdp=8), (1, 8, 1, 1)),
+        (MeshSpec(data=1, context=-1, tensor=2), (1, 1, 4, 2)),
+        (MeshSpec(data=1, fsdp=2), (1, 2, 1, 1)),
     ],
 )
 def test_minus_one_takes_what_is_left_and_fixed_sizes_may_use_fewer_devices(spec, sizes):
     mesh = build_mesh(spec)
-    assert mesh.axis_names == ("data", "fsdp")
+    assert mesh.axis_names == ("data", "fsdp", "context", "tensor")
     assert mesh.devices.shape == sizes
     assert set(mesh.axis_types) == {AxisType.Auto}
-    assert list(mesh.devices.flat) == jax.devices()[: sizes[0] * sizes[1]]
+    assert list(mesh.devices.flat) == jax.devices()[: math.prod(sizes)]
 
 
 def test_given_devices_are_used_in_their_order():

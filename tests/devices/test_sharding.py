@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxml.devices.mesh import build_mesh
@@ -14,7 +15,9 @@ from jaxml.devices.sharding import (
     batch_sharding,
     check_table,
     constrain_batch,
+    constrain_heads,
     leaf_sharding,
+    split_heads,
     tree_shardings,
 )
 from jaxml.devices.spec import MeshSpec
@@ -65,12 +68,37 @@ def test_axes_that_collide_or_do_not_fit_the_shape_are_refused(mesh, axes, shape
         leaf_sharding(axes, shape, mesh)
 
 
-def test_two_mesh_axes_never_take_one_dimension_and_a_new_axis_is_a_new_row():
-    mesh = jax.make_mesh((2, 2), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    table = {**PARAMETER_TABLE, "tensor": ("mlp", "heads", "vocab")}
+def test_two_mesh_axes_never_take_one_dimension():
+    mesh = build_mesh(MeshSpec(data=2, fsdp=2, tensor=2))
+    assert leaf_sharding(("layers", "embed", "mlp"), (2, 8, 8), mesh).spec == P(None, "fsdp", "tensor")
+    assert leaf_sharding(("layers", "heads", "embed"), (2, 8, 8), mesh).spec == P(None, "tensor", "fsdp")
+    assert leaf_sharding(("vocab",), (8,), mesh).spec == P("tensor")
+    assert leaf_sharding(("embed",), (8,), mesh).spec == P("fsdp")
+
+
+def test_a_new_axis_is_a_new_row_of_the_table():
+    mesh = jax.make_mesh((2, 2), ("fsdp", "expert"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    table = {"expert": ("mlp", "vocab"), **PARAMETER_TABLE}
     check_table(table)
-    assert _partition(("embed", "mlp"), (8, 8), mesh, table)[0] == P("fsdp", "tensor")
-    assert _partition(("vocab",), (8,), mesh, table)[0] == P("fsdp")
+    assert _partition(("embed", "mlp"), (8, 8), mesh, table)[0] == P("fsdp", "expert")
+
+
+def test_tokens_are_split_over_context_and_nothing_else_is():
+    mesh = build_mesh(MeshSpec(data=2, fsdp=2, context=2))
+    assert batch_sharding(mesh, 1).spec == P(("data", "fsdp"))
+    assert batch_sharding(mesh, 2).spec == batch_sharding(mesh, 3).spec == P(("data", "fsdp"), "context")
+    assert leaf_sharding(("layers", "embed", "mlp"), (2, 8, 8), mesh).spec == P(None, "fsdp")
+    with jax.set_mesh(mesh):
+        assert jax.jit(constrain_batch)(jnp.ones((4, 8, 3))).sharding.spec == P(("data", "fsdp"), "context")
+        assert jax.jit(constrain_batch)(jnp.ones((4, 7))).sharding.spec == P(("data", "fsdp"))
+
+
+def test_heads_are_split_where_tensor_divides_queries_and_keys():
+    with jax.set_mesh(build_mesh(MeshSpec(data=1, fsdp=2, tensor=4))):
+        assert [split_heads(8, 4), split_heads(8, 2), split_heads(6, 4)] == ["tensor", None, None]
+        heads = jax.jit(lambda x: constrain_heads(x, split_heads(8, 4)))(jnp.ones((2, 3, 8, 5)))
+        assert heads.sharding.is_equivalent_to(NamedSharding(heads.sharding.mesh, P("fsdp", None, "tensor")), 4)
+    assert split_heads(8, 4) is None
 
 
 def test_a_table_that_two_axes_fight_over_is_refused_with_all_faults():

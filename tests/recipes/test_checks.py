@@ -51,33 +51,33 @@ FIELDS = [
 
 @pytest.mark.parametrize(("parts", "field"), FIELDS, ids=[field for _, field in FIELDS])
 def test_a_field_that_cannot_be_right_is_named(experiment: Experiment, parts: dict, field: str) -> None:
-    check_experiment(experiment)
+    check_experiment(experiment, {})
     with pytest.raises(ConfigError) as caught:
-        check_experiment(replaced(experiment, **parts))
+        check_experiment(replaced(experiment, **parts), {})
     assert field in [fault.failed for fault in caught.value.faults]
 
 
 def test_cross_field_faults_come_all_at_once(experiment: Experiment) -> None:
     wrong = replaced(experiment, train=dict(steps=0), data=dict(sequence_length=99), checkpoint=dict(every=0))
     with pytest.raises(ConfigError) as caught:
-        check_experiment(wrong)
+        check_experiment(wrong, {})
     failed = {fault.failed for fault in caught.value.faults}
     assert {"train.steps", "data.sequence_length", "checkpoint.every"} <= failed
 
 
 def test_a_batch_that_the_devices_do_not_divide_is_refused_with_one_that_they_do(experiment: Experiment) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_experiment(replaced(experiment, train=dict(batch_size=12, accumulate=1)), num_devices=8)
+        check_experiment(replaced(experiment, train=dict(batch_size=12, accumulate=1)), {"data": 4, "fsdp": 2})
     assert "--train.batch-size 16" in caught.value.faults[0].todo
 
 
 def test_a_task_with_the_wrong_model_is_refused(experiment: Experiment) -> None:
     task = TextClassification(labels=("ham", "spam"), positive_label="spma")
     with pytest.raises(ConfigError, match="ClassifierSpec"):
-        check_experiment(dataclasses.replace(experiment, task=task))
+        check_experiment(dataclasses.replace(experiment, task=task), {})
     model = ClassifierSpec(experiment.model, num_classes=3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError) as caught:
-        check_experiment(dataclasses.replace(experiment, task=task, model=model))
+        check_experiment(dataclasses.replace(experiment, task=task, model=model), {})
     failed = {fault.failed for fault in caught.value.faults}
     assert {"model.num_classes", "task.positive_label"} <= failed
 

@@ -36,37 +36,37 @@ OPTIMIZER = OptimizerSpec(
 )
 
 
-def language_batch(seed: int = 0, rows: int = ROWS) -> dict[str, np.ndarray]:
+def language_batch(seed: int = 0, rows: int = ROWS, num_tokens: int = TOKENS) -> dict[str, np.ndarray]:
     """Rows of one to three packed documents with a padded tail and a ragged mask; RARE_TOKEN is in RARE_ROWS only."""
     rng = np.random.default_rng(seed)
-    segments = np.zeros((rows, TOKENS), np.int32)
-    positions = np.zeros((rows, TOKENS), np.int32)
+    segments = np.zeros((rows, num_tokens), np.int32)
+    positions = np.zeros((rows, num_tokens), np.int32)
     for row in range(rows):
         start = 0
         for number in range(1, int(rng.integers(1, 4)) + 1):
-            length = min(int(rng.integers(1, 5)), TOKENS - start)
+            length = min(int(rng.integers(1, 5)), num_tokens - start)
             segments[row, start : start + length] = number
             positions[row, start : start + length] = np.arange(length)
             start += length
-    tokens = rng.integers(0, RARE_TOKEN, (rows, TOKENS), dtype=np.int32)
+    tokens = rng.integers(0, RARE_TOKEN, (rows, num_tokens), dtype=np.int32)
     for row in RARE_ROWS:
         if row < rows:
             tokens[row, 0] = RARE_TOKEN
     return {
         "tokens": tokens,
-        "targets": rng.integers(0, VOCAB, (rows, TOKENS), dtype=np.int32),
+        "targets": rng.integers(0, VOCAB, (rows, num_tokens), dtype=np.int32),
         "positions": positions,
         "segment_ids": segments,
-        "loss_mask": (segments > 0) & (rng.random((rows, TOKENS)) < rng.random((rows, 1))),
+        "loss_mask": (segments > 0) & (rng.random((rows, num_tokens)) < rng.random((rows, 1))),
         "row": np.arange(rows, dtype=np.int32),
         "record": 1000 + np.arange(rows, dtype=np.int32),
         "source": np.arange(rows, dtype=np.int32) % 2,
     }
 
 
-def classification_batch(seed: int = 0) -> dict[str, np.ndarray]:
+def classification_batch(seed: int = 0, num_tokens: int = TOKENS) -> dict[str, np.ndarray]:
     """One document a row, a fifth of the rows padding."""
-    batch = language_batch(seed)
+    batch = language_batch(seed, num_tokens=num_tokens)
     rng = np.random.default_rng(seed + 1)
     del batch["targets"], batch["loss_mask"]
     label = rng.integers(0, 3, ROWS, dtype=np.int32)
