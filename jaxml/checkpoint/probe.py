@@ -119,8 +119,11 @@ def _logsumexp(wide: Float[np.ndarray, "P V"]) -> Float[np.ndarray, " P"]:
 
 
 def _circumstances() -> dict[str, Any]:
-    backend = jax.default_backend()
+    backend, num_processes = jax.default_backend(), jax.process_count()
+    # Sums between processes are taken in another order. Records of before know of one process only.
+    several = {"num_processes": num_processes} if num_processes > 1 else {}
     return {
+        **several,
         "backend": backend,
         "device_kind": jax.devices()[0].device_kind,
         "num_devices": jax.device_count(),

@@ -160,10 +160,10 @@ def _decode_running(model: BoundModel, params: Any, cache: Cache, rows: Rows, is
 
 def _precision(opened: Opened) -> PrecisionSpec:
     """The dtype that decodes fastest and loses nothing: on CPUs half-precision products fall into slow loops."""
-    compute = opened.described.precision.compute
+    compute = opened.bound.policy.compute.name
     if jax.default_backend() == "cpu" and compute in ("bfloat16", "float16"):
         compute = "float32"
-    return PrecisionSpec(compute, compute)
+    return PrecisionSpec(compute=compute)  # type: ignore[arg-type]
 
 
 def _prepare(opened: Opened, bound: BoundModel) -> dict[str, Any]:

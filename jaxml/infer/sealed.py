@@ -16,6 +16,7 @@ from jaxml.checkpoint.probe import probe_tokens
 from jaxml.models.build import BoundModel
 from jaxml.models.check import decoder_of
 from jaxml.models.spec import ExecutionSpec
+from jaxml.numerics.precision import dtypes
 from jaxml.numerics.spec import PrecisionSpec
 from jaxml.tasks.spec import TaskSpec, TextClassification
 
@@ -44,5 +45,7 @@ def probe_function(bound: BoundModel, task: TaskSpec) -> Callable[[Any], jax.Arr
 
 def circumstances(mesh_shape: Mapping[str, int], execution: ExecutionSpec, precision: PrecisionSpec) -> dict[str, str]:
     """What decides the bits of the probe beside the machine: keyword arguments of `probe.record` and `probe.check`."""
-    layout = f"{dict(mesh_shape)}, {execution.layers}, {execution.attention}"
-    return {"compute": precision.compute, "layout": layout}
+    # Axes that came later are named where they are used: checkpoints of before tell of data and fsdp alone.
+    shape = {axis: size for axis, size in mesh_shape.items() if size > 1 or axis in ("data", "fsdp")}
+    layout = f"{shape}, {execution.layers}, {execution.attention}"
+    return {"compute": dtypes(precision).compute.name, "layout": layout}

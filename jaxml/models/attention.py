@@ -263,7 +263,8 @@ class Attention(nnx.Module):
         q_BTNH, k_BTKH, v_BTKH = self.project(x_BTD, turn)
         keys_BSKH, values_BSKH = written(keys_BSKH, k_BTKH, start), written(values_BSKH, v_BTKH, start)
         mixed_BTNH = attend_cached(q_BTNH, keys_BSKH, values_BSKH, mask_BTS, self.spec.logit_softcap)
-        return self.output(mixed_BTNH.reshape(*x_BTD.shape[:2], -1)), keys_BSKH, values_BSKH
+        output_BTD = self.output(named(mixed_BTNH, "attention_mixed").reshape(*x_BTD.shape[:2], -1))
+        return named(output_BTD, "attention_output"), keys_BSKH, values_BSKH
 
     def project(
         self, x_BTD: Float[Array, "B T D"], turn: Rotation | None

@@ -66,8 +66,8 @@ def bind_model(
     faults = Faults(ConfigError)
     faults.found.extend(model_faults(spec))
     faults.raise_if_any()
-    policy = dtypes(precision)
     backend = jax.default_backend() if backend is None else backend
+    policy = dtypes(precision, backend)
     decoder = decoder_of(spec)
     for attention in (block.attention for block in decoder.blocks):
         choose(

@@ -73,3 +73,14 @@ def _check_attention(spec: AttentionSpec, path: str, faults: Faults) -> None:
 def _check_softcap(cap: float | None, path: str, faults: Faults) -> None:
     if cap is not None and not cap > 0:
         faults.add(path, expected="a positive cap, or None", got=str(cap), todo="None switches it off")
+
+
+def heads_computed_whole(spec: DecoderSpec, tensor: int) -> list[str]:
+    """Notes on the blocks whose heads every device computes, because `tensor` devices do not divide them."""
+    notes = []
+    for index, block in enumerate(spec.blocks):
+        heads, kv_heads = block.attention.num_heads, block.attention.num_kv_heads
+        if heads % tensor or kv_heads % tensor:
+            counts = f"num_heads={heads} and num_kv_heads={kv_heads}"
+            notes.append(f"blocks.{index}.attention: replicated, tensor={tensor} does not divide both {counts}")
+    return notes

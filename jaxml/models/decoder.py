@@ -145,6 +145,7 @@ class Decoder(nnx.Module):
         spec = self.spec
         positions_BT = positions_of(start, *tokens_BT.shape)
         x_BTD, turns = self._embed(tokens_BT, positions_BT)
+        x_BTD = named(x_BTD, "embedded")
         windows = {block.attention.window for block in spec.blocks}
         masks = {window: visible(positions_BT, cache.capacity, window) for window in windows}
         keys, values = list(cache.keys), list(cache.values)
@@ -164,7 +165,7 @@ class Decoder(nnx.Module):
             )
             x_BTD = x_BTD + branch
             x_BTD = x_BTD + block.mlp(block.mlp_norm(x_BTD))
-        return self.final_norm(x_BTD), Cache(tuple(keys), tuple(values))
+        return named(self.final_norm(x_BTD), "final_norm"), Cache(tuple(keys), tuple(values))
 
     def _embed(self, tokens_BT: Array, positions_BT: Array) -> tuple[Array, Turns]:
         """Token embeddings, with learned positions if there are any, and the rotations that the layers need."""

@@ -47,8 +47,11 @@ def _activate_plain(name: str, up: Array) -> Array:
 def _silu(x: Array) -> Array:
     """x * sigmoid(x) by one division, which XLA's CPU compiler does not repeat as it does a logistic function.
 
-    The exponent stops at 80, where the result is below 1e-34 of x, so that its gradient never meets infinity.
+    The exponent stops at 80, where the result is below 1e-34 of x, so that its gradient never meets infinity. float16 ends
+    at exp(11), and the square of its own exponential, which the gradient of a division holds, at exp(5.5).
     """
+    if x.dtype == jnp.float16:
+        return jax.nn.silu(x)
     return x / (1.0 + jnp.exp(jnp.minimum(-x, 80.0)))
 
 

@@ -1,8 +1,8 @@
 """The leaves that models are made of: named, with logical axes and an initial distribution, and a linear map on them.
 
-Reads `keys`; every module of `models` makes its parameters here. A value depends on the run's key and the leaf's path
-only: not on the mesh, not on the order of construction, not on scanned or unrolled execution. It is drawn in float32
-and then cast, so that the same seed gives the same model in every precision.
+Reads `keys`, `devices.sharding` and `numerics.float8`; every module of `models` makes its parameters here. A value depends
+on the run's key and the leaf's path only: not on the mesh, not on the order of construction, not on scanned or unrolled
+execution. It is drawn in float32 and then cast, so that the same seed gives the same model in every precision.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
+from jaxml.devices.sharding import TOKEN_AXIS, axis_size
 from jaxml.keys import named_key
+from jaxml.numerics.float8 import float8_product
 
 INIT_SCALE = 0.02  # standard deviation of kernels and embeddings (GPT-2: Radford et al. 2019)
 
@@ -40,9 +42,21 @@ class Stack:
         self.axes: tuple[str | None, ...] = () if depth is None else ("layers",)
 
 
-@jax.custom_vjp
 def dense(x: Float[Array, "... I"], kernel_IO: Float[Array, "I O"]) -> Float[Array, "... O"]:
-    """x W, as one product of two matrices: XLA's CPU compiler is slower with more dimensions."""
+    """x W, as one product of two matrices: XLA's CPU compiler is slower with more dimensions.
+
+    Where the mesh in force splits tokens the dimensions stay: merged with split rows they would have to be gathered.
+    """
+    return x @ kernel_IO if is_token_split() else _dense_flat(x, kernel_IO)
+
+
+def is_token_split() -> bool:
+    """Whether the mesh that `jax.set_mesh` put in force splits the tokens of a row."""
+    return axis_size(TOKEN_AXIS) > 1
+
+
+@jax.custom_vjp
+def _dense_flat(x: Array, kernel_IO: Array) -> Array:
     return (x.reshape(-1, x.shape[-1]) @ kernel_IO).reshape(*x.shape[:-1], -1)
 
 
@@ -60,11 +74,11 @@ def _dense_backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array, Arr
     return (grad_rows @ kernel_IO.T).reshape(x.shape), grad_kernel
 
 
-dense.defvjp(lambda x, kernel_IO: (dense(x, kernel_IO), (x, kernel_IO)), _dense_backward)
+_dense_flat.defvjp(lambda x, kernel_IO: (_dense_flat(x, kernel_IO), (x, kernel_IO)), _dense_backward)
 
 
 class Linear(nnx.Module):
-    """y = x W (+ b), W stored as (in, out); one layer of the stack once sliced."""
+    """y = x W (+ b), W stored as (in, out); one layer of the stack once sliced. `use_float8` sets `is_float8`."""
 
     def __init__(
         self,
@@ -78,10 +92,23 @@ class Linear(nnx.Module):
         dtype: str,
         scale: float = INIT_SCALE,
     ):
+        self.is_float8 = False
         kernel_shape, kernel_axes = (*stack.shape, num_in, num_out), (*stack.axes, *axes)
         self.kernel = normal(named_key(key, "kernel"), kernel_shape, kernel_axes, scale, dtype)
         self.bias = constant(0.0, (*stack.shape, num_out), (*stack.axes, axes[1]), dtype) if has_bias else None
 
     def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
-        y = dense(x, self.kernel[...])
+        y = (float8_product if self.is_float8 else dense)(x, self.kernel[...])
         return y if self.bias is None else y + self.bias[...]
+
+
+def use_float8(blocks: nnx.Module) -> None:
+    """Make the products of every linear map in `blocks` in float8, for a pass of training.
+
+    Only the blocks: embedding and head stay in the compute dtype, as they do in every float8 recipe that we know, and so
+    do evaluation, the sealed probe and decoding, which never call this. So what is measured is what is served, and a
+    checkpoint opens without Qwix.
+    """
+    for _, module in nnx.iter_modules(blocks):
+        if isinstance(module, Linear):
+            module.is_float8 = True

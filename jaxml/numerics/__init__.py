@@ -1,1 +1,1 @@
-"""Precision policy. (Loss scaling and quantized arrays come with the scale issue.)"""
+"""Precision: the policy of dtypes, the loss scale of float16, and products in float8."""

@@ -1,17 +1,21 @@
 """What a run will do, said before its first step: sizes, memory, schedule, devices, precision, start mode.
 
-Reads `models.cost`, `train.optimizer`, `devices` and the assembled run; `recipes.train` prints the lines to stderr and puts
-them into report.html.
+Reads `models.cost`, `train.optimizer`, `devices`, `numerics` and the assembled run; `recipes.running` prints the lines to
+stderr and `recipes.reporting` puts them into report.html.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import jax
+
 from jaxml.devices.chips import peak_flops_per_s
 from jaxml.devices.start import describe_devices
 from jaxml.models.check import decoder_of
 from jaxml.models.cost import flops_per_token, num_parameters
+from jaxml.numerics.precision import describe
+from jaxml.numerics.spec import resolved
 from jaxml.recipes.experiment import Experiment
 from jaxml.train.optimizer import learning_rate
 
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
 def run_facts(assembly: Assembly, start: str) -> dict[str, str]:
     """Name -> value, in the order in which they are printed."""
     experiment = assembly.experiment
-    train, data, precision = experiment.train, experiment.data, experiment.precision
+    train, data = experiment.train, experiment.data
     mesh = ", ".join(f"{axis}={size}" for axis, size in assembly.mesh.shape.items())
     memory = ", ".join(f"{kind} {size / 2**20:.1f} MiB" for kind, size in assembly.program.memory_bytes().items())
     tokens = train.batch_size * data.sequence_length
@@ -36,7 +40,7 @@ def run_facts(assembly: Assembly, start: str) -> dict[str, str]:
         "data": describe_data(assembly),
         "schedule": describe_schedule(experiment),
         "devices": f"{describe_devices()}, mesh {mesh}",
-        "precision": f"params {precision.params}, compute {precision.compute}",
+        "precision": describe(assembly.program.bound.policy),
     }
     if assembly.program.notes:
         facts["sharding"] = "; ".join(assembly.program.notes)
@@ -70,7 +74,7 @@ def model_flop_utilisation(
     experiment: Experiment, tokens_per_s: float, device_kind: str, num_devices: int
 ) -> float | None:
     """MFU, or None where the chip's peak is not known: a wrong peak makes a wrong number (cases: nanochat PR 147)."""
-    peak = peak_flops_per_s(device_kind, experiment.precision.compute)
+    peak = peak_flops_per_s(device_kind, resolved(experiment.precision, jax.default_backend()).compute)
     if peak is None:
         return None
     return (

@@ -13,6 +13,7 @@ from jaxml.data.spec import check_data
 from jaxml.errors import ConfigError, Faults
 from jaxml.models.check import decoder_of, model_faults
 from jaxml.models.spec import LAYER_VALUES, ClassifierSpec
+from jaxml.numerics.spec import precision_faults
 from jaxml.recipes.experiment import Experiment
 from jaxml.tasks.spec import TextClassification
 
@@ -23,6 +24,7 @@ def check_experiment(experiment: Experiment, mesh: Mapping[str, int]) -> None:
     _check_sizes(experiment, mesh.get("data", 1) * mesh.get("fsdp", 1), faults)
     _check_split_tokens(experiment, mesh.get("context", 1), faults)
     _check_rematerialization(experiment, faults)
+    faults.found.extend(precision_faults(experiment.precision))
     faults.found.extend(model_faults(experiment.model))
     _check_task(experiment, faults)
     _check_data(experiment, faults)

@@ -17,7 +17,7 @@ import numpy as np
 from jaxml.errors import NonFiniteError, RunError, SpikeError
 from jaxml.recipes.assemble import Assembly
 from jaxml.recipes.run_directory import write_whole
-from jaxml.train.guard import SpikeDetector, diagnose
+from jaxml.train.guard import SpikeDetector, diagnose, endless_overflow
 from jaxml.train.loop import StepEvent
 
 EVENTS_FILE = "events.json"
@@ -47,10 +47,10 @@ class GuardEvent:
 
 
 class Guard:
-    """Watches the steps of one run."""
+    """Watches the steps of one run. Of several processes every one decides, and one `writes` what was done."""
 
-    def __init__(self, assembly: Assembly, faults_dir: Path):
-        self.assembly, self.faults_dir = assembly, faults_dir
+    def __init__(self, assembly: Assembly, faults_dir: Path, writes: bool = True):
+        self.assembly, self.faults_dir, self.writes = assembly, faults_dir, writes
         self.spec = assembly.experiment.guard
         self.detector = SpikeDetector(self.spec)
         self.events = read_events(faults_dir)
@@ -64,11 +64,18 @@ class Guard:
     def judge(self, event: StepEvent, skipped: tuple[int, ...]) -> GuardEvent | None:
         """None to go on, or the event of a rewind that the caller has to carry out.
 
-        Raises NonFiniteError or SpikeError when the run has to stop; the state that was saved last is good.
+        Raises NonFiniteError or SpikeError when the run has to stop; the state that was saved last is good. A float16
+        step that overflowed is no fault: it left its update out and lowered the loss scale. Only when that does not help
+        the run stops, whatever `on_nonfinite` says.
         """
-        if not event.metrics["is_finite"]:
-            reason = str(diagnose(self.assembly.program, event.suspect_params, event.batch, event.metrics))
-            action = self.spec.on_nonfinite
+        is_overflow = event.metrics.get("is_overflow", False)
+        if is_overflow:
+            why = endless_overflow(event.metrics, self.assembly.experiment.precision.loss_scale, self.spec.max_skips)
+            if not why:
+                return None
+            reason, action = f"{why}; {self._diagnosis(event)}", "stop"
+        elif not event.metrics["is_finite"]:
+            reason, action = self._diagnosis(event), self.spec.on_nonfinite
         else:
             loss = event.metrics["loss"]
             deviations = self.detector.deviations(loss)
@@ -90,12 +97,18 @@ class Guard:
         if action == "rewind":
             return verdict
         error = SpikeError if event.metrics["is_finite"] else NonFiniteError
+        todo = "lower the learning rate, or set --guard.on-nonfinite skip (or rewind)"
+        if is_overflow:
+            todo = "take --precision.compute bfloat16 or float32, which have the range, or lower the learning rate"
         raise error(
             f"training step {event.step}",
             expected="a finite loss near the recent ones, and finite gradients",
             got=reason,
-            todo=f"look at {verdict.batch_file}; lower the learning rate, or set --guard.on-nonfinite skip (or rewind)",
+            todo=f"look at {verdict.batch_file}; {todo}",
         )
+
+    def _diagnosis(self, event: StepEvent) -> str:
+        return str(diagnose(self.assembly.program, event.suspect_params, event.batch, event.metrics))
 
     def _record(self, event: StepEvent, skipped: tuple[int, ...], action: Any, reason: str) -> GuardEvent:
         """Save the batch and append the event; both are on disk before anything is done about it."""
@@ -104,15 +117,16 @@ class Guard:
         columns: dict[str, Any] = dict(event.batch)
         content = io.BytesIO()
         np.savez(content, **columns)
-        write_whole(batch_file, content.getvalue())
+        if self.writes:
+            write_whole(batch_file, content.getvalue())
         documents = self.assembly.documents_of("train", event.batch)
         verdict = GuardEvent(event.step, data_step, action, reason, documents, str(batch_file))
         # A resumed run may meet the same bad step again: it is one event.
         again = (verdict.step, verdict.data_step, verdict.action)
         self.events = [past for past in self.events if (past.step, past.data_step, past.action) != again] + [verdict]
-        write_whole(
-            self.faults_dir / EVENTS_FILE, json.dumps([asdict(past) for past in self.events], indent=1).encode()
-        )
+        if self.writes:
+            events = json.dumps([asdict(past) for past in self.events], indent=1)
+            write_whole(self.faults_dir / EVENTS_FILE, events.encode())
         return verdict
 
     def _skips_before(self, step: int) -> int:

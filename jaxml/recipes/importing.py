@@ -93,7 +93,8 @@ def import_model(directory: str | Path, out: str | os.PathLike[str]) -> ImportRe
         tensors = _tensors(family, spec, weights)
         unused = check_tensors(weights.headers, tensors, family.unused, family.tied if spec.tied_head else {})
         parameters = _parameters(tensors, weights)
-        precision = PrecisionSpec(params="bfloat16" if set(parameters) == {"bfloat16"} else "float32")
+        stored = "bfloat16" if set(parameters) == {"bfloat16"} else "float32"
+        precision = PrecisionSpec(params=stored, compute="float32")
         model = ImportedModel(name, spec, precision=precision, source=name, family=family.name)
         bound = bind_model(model.model, model.precision, model.execution)
         params = _params(family, tensors, unused, weights, bound)

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxml import __version__, trees
 from jaxml.checkpoint.manifest import Manifest
@@ -25,7 +26,7 @@ from jaxml.recipes.assemble import Assembly
 from jaxml.recipes.run_directory import Origin, RunRecord, refuse_changed_experiment
 from jaxml.tasks.spec import TextClassification
 
-PARTS = ("params", "opt_state", "ema")
+PARTS = ("params", "opt_state", "ema", "loss_scale")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 
@@ -73,7 +74,11 @@ class Saver:
 
     def _probe(self, state: dict[str, Any]) -> np.ndarray:
         if self._logits is None:
-            self._logits = jax.jit(probe_function(self.assembly.program.bound, self.assembly.experiment.task))
+            # Replicated: every process reads all of it.
+            self._logits = jax.jit(
+                probe_function(self.assembly.program.bound, self.assembly.experiment.task),
+                out_shardings=NamedSharding(self.assembly.mesh, PartitionSpec()),
+            )
         return np.asarray(jax.device_get(self._logits(self.assembly.program.eval_params(state))))
 
     def _circumstances(self) -> dict[str, str]:
@@ -154,7 +159,8 @@ def take_parts(assembly: Assembly, state: dict[str, Any], origin: Origin) -> tup
                 # A copy even where the dtype is the same: the step donates both.
                 state["ema"] = jax.tree.map(lambda leaf, old: jnp.array(leaf, old.dtype), state["params"], state["ema"])
         if is_exact:
-            exact = [name for name in ("opt_state", "ema") if name in state and name in (*manifest.leaves, "opt_state")]
+            kinds = ("opt_state", "ema", "loss_scale")
+            exact = [name for name in kinds if name in state and name in (*manifest.leaves, "opt_state")]
             state |= store.restore(step, {name: assembly.program.abstract_state[name] for name in exact})
         if "step" in origin.parts:
             sharding = assembly.program.state_shardings["step"]

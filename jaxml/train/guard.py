@@ -1,6 +1,7 @@
-"""Decides whether a loss is a spike, and finds out what made a step not finite. Pure: writes and stops nothing.
+"""Decides whether a loss is a spike and whether float16 overflows for ever, and finds out what made a step not finite.
+Pure: writes and stops nothing.
 
-Reads `train.spec`, `train.step`, `tasks.contract`, `trees`; `recipes.guarding` acts on it.
+Reads `train.spec`, `train.step`, `tasks.contract`, `numerics.spec`, `trees`; `recipes.guarding` acts on it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxml import trees
+from jaxml.devices.placement import on_every_host
+from jaxml.numerics.spec import LossScaleSpec
 from jaxml.tasks.contract import Batch
 from jaxml.train.spec import GuardSpec
 from jaxml.train.step import Program
@@ -61,6 +64,20 @@ class SpikeDetector:
         median = float(np.median(losses))
         deviation = MAD_TO_DEVIATION * float(np.median(np.abs(losses - median)))
         return float(loss - median) / max(deviation, SMALLEST_DEVIATION * abs(median), float(np.finfo(np.float64).tiny))
+
+
+def endless_overflow(metrics: Mapping[str, Any], scaling: LossScaleSpec, max_skips: int) -> str:
+    """Why a run in float16 cannot go on after a step with `is_overflow`; "" while lowering the scale may still help.
+
+    >>> endless_overflow({"loss_scale": 4.0, "skipped_in_a_row": 2}, LossScaleSpec(), max_skips=10)
+    ''
+    """
+    scale, in_a_row = metrics["loss_scale"], metrics["skipped_in_a_row"]
+    if scale <= scaling.smallest:
+        return f"the gradient overflows float16 at a loss scale of {scale:.10g}, the smallest"
+    if in_a_row > max_skips:
+        return f"the gradient overflowed float16 in {in_a_row} steps in a row, down to a loss scale of {scale:.10g}"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -114,7 +131,7 @@ def diagnose(program: Program, params: Any, batch: Mapping[str, np.ndarray], met
 
 def bad_rows(row_losses: Callable[[Any, Batch], Float[Array, " B"]], params: Any, batch: Batch) -> tuple[int, ...]:
     """The rows whose `row_losses(params, batch)` is not finite; if there is none, those whose gradient of it is not."""
-    losses_B = np.asarray(jax.jit(row_losses)(params, batch))
+    losses_B = on_every_host(jax.jit(row_losses)(params, batch))
     if not np.isfinite(losses_B).all():
         return tuple(np.flatnonzero(~np.isfinite(losses_B)).tolist())
 
@@ -125,4 +142,4 @@ def bad_rows(row_losses: Callable[[Any, Batch], Float[Array, " B"]], params: Any
 
     # One row after the other: this runs once, after a failure, and must fit beside the state.
     every_row = jax.jit(lambda params, batch: jax.lax.map(lambda row: gradient_size(params, row), batch))
-    return tuple(np.flatnonzero(~np.isfinite(np.asarray(every_row(params, batch)))).tolist())
+    return tuple(np.flatnonzero(~np.isfinite(on_every_host(every_row(params, batch)))).tolist())

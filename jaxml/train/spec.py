@@ -84,6 +84,8 @@ class TrainSpec(Spec):
     """`batch_size` counts rows over all devices; `accumulate` splits it into that many microbatches.
 
     `eval_every` 0 evaluates at the end only; `eval_batches` 0 evaluates the whole held-out split.
+    `digests`: each step's metrics have 64-bit digests of its batch, its gradients and its new parameters, by which
+    `jaxml diverge` compares two runs that should be equal.
     """
 
     steps: int
@@ -93,6 +95,7 @@ class TrainSpec(Spec):
     eval_batches: int = 0
     eval_batch_size: int = 0
     seed: int = 0
+    digests: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,8 @@ class GuardSpec(Spec):
     `on_nonfinite`: stop, skip the update and go on, or rewind to the last good checkpoint and leave the step's records
     out.
     `spike_threshold`: robust standard deviations (median and MAD over the last `spike_window` losses) above which a
-    loss is a spike that rewinds (0: off). After `max_rewinds`, or `max_skips` skipped updates in a row, the run stops.
+    loss is a spike that rewinds (0: off). After `max_rewinds`, or `max_skips` skipped updates in a row, the run stops;
+    `max_skips` holds for the overflows of float16 too, whatever `on_nonfinite` says.
     """
 
     on_nonfinite: Literal["stop", "skip", "rewind"] = "stop"

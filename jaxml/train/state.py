@@ -1,7 +1,8 @@
 """The training state: what is in it, where each leaf lies, how it is born, and how many bytes it takes.
 
-Reads `devices.sharding`, `models.build`, `train.optimizer` and `trees`; `train.step` builds on it. A state is a plain
-dict: `step` (int32 scalar: updates tried so far), `params`, `opt_state`, and `ema` when the averaging is on.
+Reads `devices.sharding`, `models.build` and `numerics.loss_scale`; `train.step` builds on it. A state is a plain dict:
+`step` (int32 scalar: updates tried so far), `params`, `opt_state`, `ema` when the averaging is on, and `loss_scale` (the
+scalars of `numerics.loss_scale`) in float16.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from jaxtyping import Array, Key
 
 from jaxml.devices.sharding import tree_shardings
 from jaxml.models.build import BoundModel
+from jaxml.numerics.loss_scale import initial_loss_scale
 
 State: TypeAlias = dict[str, Any]
 
@@ -32,7 +34,9 @@ def init_state(
     """The state before the first update. Pure; run it under one `jit` with the shardings of `abstract_state`."""
     params = bound.init(key)
     state = {"step": jnp.zeros((), jnp.int32), "params": params, "opt_state": optimizer.init(widen(params))}
-    return state | ({"ema": widen(params)} if has_ema else {})
+    scaling = bound.policy.loss_scale
+    loss_scale = {} if scaling is None else {"loss_scale": initial_loss_scale(scaling)}
+    return state | ({"ema": widen(params)} if has_ema else {}) | loss_scale
 
 
 def abstract_state(
@@ -40,8 +44,8 @@ def abstract_state(
 ) -> tuple[State, list[str]]:
     """(the state as ShapeDtypeStructs with shardings, notes on leaves that an axis did not divide).
 
-    A moment or average lies as its parameter does; counts, and the factored statistics of Adafactor (one vector for
-    each side of a matrix), are replicated.
+    A moment or average lies as its parameter does; counts, the loss scale, and the factored statistics of Adafactor (one
+    vector for each side of a matrix) are replicated.
     """
     shapes = jax.eval_shape(lambda key: init_state(bound, optimizer, has_ema, key), jax.random.key(0))
     shardings, notes = tree_shardings(bound.logical_axes, bound.abstract_params, mesh)

@@ -1,7 +1,7 @@
 """The jitted train and eval steps, bound once to model, task, optimizer and mesh.
 
-Reads `train.gradients`, `train.optimizer`, `train.state`, `train.lowered`, `tasks`, `models.build`, `devices.sharding`;
-`train.loop` runs it and `recipes` build it.
+Reads `train.gradients`, `train.optimizer`, `train.state`, `train.lowered`, `train.digest`, `tasks`, `models.build`,
+`numerics`, `devices.sharding`; `train.loop` runs it and `recipes` build it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,19 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxml import keys, trees
-from jaxml.devices.sharding import batch_sharding
+from jaxml.devices.placement import put_rows
+from jaxml.devices.sharding import WIDTH_AXIS, batch_sharding
 from jaxml.errors import ConfigError
 from jaxml.models.build import BoundModel, bind_model
-from jaxml.models.spec import ClassifierSpec, ExecutionSpec, ModelSpec
+from jaxml.models.check import decoder_of, heads_computed_whole
+from jaxml.models.spec import ExecutionSpec, ModelSpec
+from jaxml.numerics.float8 import require_float8
+from jaxml.numerics.loss_scale import next_loss_scale
 from jaxml.numerics.spec import PrecisionSpec
 from jaxml.tasks.build import build_task
 from jaxml.tasks.contract import Batch, Task
 from jaxml.tasks.spec import TaskSpec
+from jaxml.train.digest import DIGESTS, digests, to_hex
 from jaxml.train.gradients import loss_gradients
 from jaxml.train.lowered import PROVENANCE, LoweredOnce
 from jaxml.train.optimizer import build_optimizer, learning_rate
@@ -38,8 +43,8 @@ class Program:
     """One run's compiled functions. `train_step` and `eval_step` are lowered once each, ahead of time or at the first
     call.
 
-    `abstract_state` has ShapeDtypeStructs with shardings (what a checkpoint restores into); `notes` names parameters
-    that the mesh could not split.
+    `abstract_state` has ShapeDtypeStructs with shardings (what a checkpoint restores into); `notes` names parameters and
+    heads that the mesh could not split.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Program:
         self.bound, self.task, self.mesh = bound, task, mesh
         self.has_ema = optimizer_spec.ema_decay > 0
         self.abstract_state, self.notes = abstract_state(bound, optimizer, self.has_ema, mesh)
+        self.notes += heads_computed_whole(decoder_of(bound.spec), mesh.shape.get(WIDTH_AXIS, 1))
         self.state_shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state)
         self._batch_shardings = [batch_sharding(mesh, ndim) for ndim in range(8)]
         replicated = NamedSharding(mesh, PartitionSpec())
@@ -93,7 +99,7 @@ class Program:
         shardings = {name: self._batch_shardings[column.ndim] for name, column in columns.items()}
         if isinstance(next(iter(columns.values())), jax.ShapeDtypeStruct):
             return {n: jax.ShapeDtypeStruct(c.shape, c.dtype, sharding=shardings[n]) for n, c in columns.items()}
-        return jax.device_put(columns, shardings)
+        return put_rows(columns, shardings) if jax.process_count() > 1 else jax.device_put(columns, shardings)
 
     def eval_params(self, state: State) -> Any:
         """The weights to evaluate and export: the averaged ones where there are any."""
@@ -123,7 +129,8 @@ def build_program(
 ) -> Program:
     """Bind a run's specs. Nothing is compiled and no array is made; the specs were checked by `recipes.checks`.
 
-    Raises ConfigError when accumulation is asked of a task whose rows interact.
+    Raises ConfigError when accumulation is asked of a task whose rows interact, and MissingExtraError for float8 without
+    Qwix.
     """
     task = build_task(task_spec, execution_spec)
     if task.rows_interact and train_spec.accumulate > 1:
@@ -134,6 +141,8 @@ def build_program(
             todo="pass --train.accumulate 1 and use more devices, or a smaller batch",
         )
     bound = bind_model(model_spec, precision_spec, execution_spec, mesh.devices.flat[0].platform)
+    if bound.policy.is_float8:
+        require_float8()
     optimizer = build_optimizer(optimizer_spec, train_spec.steps, bound.logical_axes)
     return Program(bound, task, optimizer, optimizer_spec, train_spec, mesh)
 
@@ -155,13 +164,27 @@ def train_step(
     (before clipping, over all leaves and devices), `leaf_grad_norms` [leaves in the order of trees.flatten(params)],
     `learning_rate`, `num_tokens` (not padding), `is_finite` (loss and gradient), `update_applied`.
     A step that is not finite leaves everything but `step` as it was.
+
+    In float16 also `loss_scale` (of this step), `is_overflow` (the loss is finite and the scaled gradient is not: the
+    scale halves), `skipped_updates` (left out for overflow so far) and `skipped_in_a_row`. Norms, clipping and the check
+    see the unscaled float32 gradient of all devices, so all of them take or leave a step together.
+    With `train.digests` also `digest_batch`, `digest_gradients` (unscaled, before clipping) and `digest_params` (updated).
     """
-    step, params = state["step"], state["params"]
-    spec = bound.spec.decoder if isinstance(bound.spec, ClassifierSpec) else bound.spec
-    dropout_key = keys.step_key(train_spec.seed, step, "dropout") if spec.dropout > 0 else None
+    step, params, scaling = state["step"], state["params"], bound.policy.loss_scale
+    has_dropout = decoder_of(bound.spec).dropout > 0
+    dropout_key = keys.step_key(train_spec.seed, step, "dropout") if has_dropout else None
     loss, means, gradients = loss_gradients(
-        bound, task, params, batch, dropout_key, train_spec.accumulate, mesh, shardings["params"]
+        bound,
+        task,
+        params,
+        batch,
+        dropout_key,
+        train_spec.accumulate,
+        mesh,
+        shardings["params"],
+        None if scaling is None else state["loss_scale"]["scale"],
     )
+    raw_gradients = gradients
     leaf_norms = jnp.stack([jnp.sqrt(jnp.sum(jnp.square(leaf))) for leaf in trees.flatten(gradients).values()])
     norm = jnp.sqrt(jnp.sum(jnp.square(leaf_norms)))
     is_finite = jnp.isfinite(loss) & jnp.isfinite(norm)
@@ -181,7 +204,7 @@ def train_step(
         kind: jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), updated[kind], state[kind])
         for kind in updated
     }
-    metrics = {
+    metrics: Metrics = {
         "loss": loss,
         **{f"loss/{name}": mean for name, mean in means.items()},
         "grad_norm": norm,
@@ -191,6 +214,17 @@ def train_step(
         "is_finite": is_finite,
         "update_applied": is_finite,
     }
+    if scaling is not None:
+        is_overflow = jnp.isfinite(loss) & ~is_finite
+        kept["loss_scale"] = next_loss_scale(scaling, state["loss_scale"], is_finite, is_overflow)
+        metrics |= {
+            "loss_scale": state["loss_scale"]["scale"],
+            "is_overflow": is_overflow,
+            "skipped_updates": kept["loss_scale"]["skipped"],
+            "skipped_in_a_row": kept["loss_scale"]["skipped_in_a_row"],
+        }
+    if train_spec.digests:
+        metrics |= digests(batch, raw_gradients, kept["params"])
     return {"step": step + 1, **kept}, metrics
 
 
@@ -200,6 +234,10 @@ def average(ema: Any, params: Any, decay: float) -> Any:
 
 
 def to_host(metrics: Metrics) -> dict[str, Any]:
-    """Python numbers, and NumPy arrays for what has dimensions, in one transfer; waits for the step to finish."""
+    """Python numbers, NumPy arrays for what has dimensions, and digests as hexadecimal text, in one transfer; waits for
+    the step to finish."""
     fetched: dict[str, np.ndarray] = jax.device_get(metrics)
-    return {name: value if value.ndim else value.item() for name, value in fetched.items()}
+    return {
+        name: to_hex(value) if name in DIGESTS else value if value.ndim else value.item()
+        for name, value in fetched.items()
+    }

@@ -15,6 +15,7 @@ from jaxml.checkpoint.store import CheckpointStore
 from jaxml.config.spec import to_json
 from jaxml.data.spec import DataSpec, TextSource
 from jaxml.models.presets import nanogpt_cpu
+from jaxml.numerics.spec import PrecisionSpec
 from jaxml.recipes.experiment import Experiment
 from jaxml.tasks.spec import LanguageModeling
 from jaxml.train.spec import TrainSpec
@@ -50,7 +51,8 @@ def abstract(parts: dict[str, Any]) -> dict[str, Any]:
 def format_1_experiment() -> Experiment:
     """The experiment that is sealed in format_1/; a class of it that moves needs an entry in config.spec.ALIASES."""
     data = DataSpec(sources=(TextSource(path="tiny.txt"),), prepared="prepared/tiny", sequence_length=64)
-    return Experiment("format 1", nanogpt_cpu(), LanguageModeling(), data, TrainSpec(steps=9, batch_size=2))
+    train, precision = TrainSpec(steps=9, batch_size=2), PrecisionSpec(compute="float32")
+    return Experiment("format 1", nanogpt_cpu(), LanguageModeling(), data, train, precision=precision)
 
 
 def format_1_parts() -> dict[str, Any]:

@@ -111,7 +111,7 @@ def test_the_manifest_says_what_was_imported_and_names_no_place_on_this_machine(
     assert isinstance(model, ImportedModel)
     assert (model.name, model.source, model.family) == ("small-llama", "small-llama", "llama")
     assert isinstance(model.model, DecoderSpec)
-    assert model.precision == PrecisionSpec()
+    assert model.precision == PrecisionSpec(compute="float32")
 
 
 def test_a_run_can_start_from_an_imported_model(tmp_path):

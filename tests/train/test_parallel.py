@@ -99,3 +99,13 @@ def test_a_block_border_keeps_rows_and_tokens_where_they_are() -> None:
         line for line in text.splitlines() if " all-gather(" in line and ",64," in line.split(" all-gather(")[0]
     ]
     assert not gathered, gathered[:3]
+
+
+def test_heads_that_tensor_does_not_divide_are_computed_whole_and_the_run_says_so() -> None:
+    train = TrainSpec(steps=10, batch_size=ROWS)
+    program = build_program(
+        MODEL, LANGUAGE, OPTIMIZER, train, build_mesh(MeshSpec(1, tensor=4)), PrecisionSpec("float64")
+    )
+    heads = "replicated, tensor=4 does not divide both num_heads=4 and num_kv_heads=2"
+    assert [note for note in program.notes if "heads" in note] == [f"blocks.{i}.attention: {heads}" for i in (0, 1)]
+    assert "embed.table: replicated, tensor=4 divides none of vocab=11" in program.notes
