@@ -40,6 +40,14 @@ VERBS = {
         "make a checkpoint of a published model",
         "jaxml import models/stories260k --out checkpoints/stories",
     ),
+    "launch": (
+        "launch",
+        "train in several processes",
+        "jaxml launch local --processes 2 --devices 4 -- train experiments/shakespeare.py --run-dir runs/a",
+    ),
+    "prove": ("prove", "prove an experiment right on fake devices", "jaxml prove experiments/shakespeare.py"),
+    "diverge": ("diverge", "where two runs that should be equal part", "jaxml diverge runs/a runs/b"),
+    "blame": ("blame", "the documents of one step, worst first", "jaxml blame runs/a --step 120"),
     "seen": ("seen", "which steps and checkpoints saw a document", "jaxml seen runs/a --document 0"),
 }
 

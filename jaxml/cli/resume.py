@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jaxml.cli.experiment_file import cache_directory, parser
-from jaxml.cli.train import add_watching, outcome
+from jaxml.cli.train import add_shared, find_membership, outcome
 from jaxml.config.overrides import override
 from jaxml.recipes.interruption import Interruption
 
@@ -19,8 +19,9 @@ def main(arguments: list[str]) -> tuple[dict[str, Any], int]:
     """Parse, resume, and return the result of the run."""
     options = parser("resume", DESCRIPTION)
     options.add_argument("run_dir", help="the run directory")
-    add_watching(options)
+    add_shared(options)
     given, overrides = options.parse_known_args(arguments)
+    membership = find_membership(given)
     # Listening begins before the imports below, which take seconds.
     with Interruption() as interruption:
         from jaxml.recipes.train import resume
@@ -35,5 +36,6 @@ def main(arguments: list[str]) -> tuple[dict[str, Any], int]:
                 samples=tuple(given.sample),
                 owns_process=True,
                 interruption=interruption,
+                membership=membership,
             )
         )

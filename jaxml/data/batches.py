@@ -5,6 +5,9 @@ A language-modelling batch has `tokens`, `targets`, `positions`, `segment_ids` i
 one of labelled documents has `tokens`, `positions`, `segment_ids`, `label` int32 [B] and `is_valid` bool [B]. Both have
 `row` (number within the global batch), `record` (row of its source) and `source`, int32 [B]. Positions restart at 0 in
 each segment; segment ids count from 1, padding is 0.
+
+Of several processes each may ask for a share, rows `lo` to `hi` as a smaller batch; or for the batch in its whole shape, which
+says of every row where it came from, with only the rows `filled` read from the data (the others are zero).
 """
 
 from __future__ import annotations
@@ -22,12 +25,19 @@ Batch = dict[str, np.ndarray]
 
 
 class TrainBatches:
-    """The batch of any training step. `lo`, `hi`: the rows of the global batch that this process wants."""
+    """The batch of any training step. `lo`, `hi`: the share of the global batch that this process wants. `filled`: the
+    rows of it, by their numbers in the global batch, that are read (None: all)."""
 
     def __init__(
-        self, prepared: Prepared, batch_size: int, skipped: Sequence[int] = (), lo: int = 0, hi: int | None = None
+        self,
+        prepared: Prepared,
+        batch_size: int,
+        skipped: Sequence[int] = (),
+        lo: int = 0,
+        hi: int | None = None,
+        filled: tuple[int, int] | None = None,
     ):
-        self.prepared, self.batch_size = prepared, batch_size
+        self.prepared, self.batch_size, self.filled = prepared, batch_size, filled
         self.lo, self.hi = _check_rows(batch_size, lo, hi)
         weights = [source.weight for source in prepared.spec.sources]
         self.order = Order(prepared.num_rows("train"), weights, prepared.spec.seed, skipped)
@@ -35,14 +45,22 @@ class TrainBatches:
     def batch(self, step: int) -> Batch:
         """The batch of a global step (from 0): the same one, whoever asks and whenever."""
         sources, rows, _ = self.order.slots(step, self.batch_size, self.lo, self.hi)
-        return assemble(self.prepared, "train", sources, rows, self.lo)
+        return assemble(self.prepared, "train", sources, rows, self.lo, self.filled)
 
 
 class EvalBatches:
-    """The held-out split, each row exactly once; the last batch is filled up with rows that weigh nothing."""
+    """The held-out split, each row exactly once; the last batch is filled up with rows that weigh nothing. `lo`, `hi`,
+    `filled`: as in TrainBatches."""
 
-    def __init__(self, prepared: Prepared, batch_size: int, lo: int = 0, hi: int | None = None):
-        self.prepared, self.batch_size = prepared, batch_size
+    def __init__(
+        self,
+        prepared: Prepared,
+        batch_size: int,
+        lo: int = 0,
+        hi: int | None = None,
+        filled: tuple[int, int] | None = None,
+    ):
+        self.prepared, self.batch_size, self.filled = prepared, batch_size, filled
         self.lo, self.hi = _check_rows(batch_size, lo, hi)
         self._ends = np.cumsum(prepared.num_rows("held_out"))
 
@@ -57,13 +75,20 @@ class EvalBatches:
         is_row = every < self._ends[-1]
         sources = np.where(is_row, np.searchsorted(self._ends, every, side="right"), -1)
         begins = np.append(0, self._ends)[np.maximum(sources, 0)]
-        return assemble(self.prepared, "held_out", sources, np.where(is_row, every - begins, -1), self.lo)
+        rows = np.where(is_row, every - begins, -1)
+        return assemble(self.prepared, "held_out", sources, rows, self.lo, self.filled)
 
 
 def assemble(
-    prepared: Prepared, split: str, sources: Int[np.ndarray, " B"], rows: Int[np.ndarray, " B"], first_row: int = 0
+    prepared: Prepared,
+    split: str,
+    sources: Int[np.ndarray, " B"],
+    rows: Int[np.ndarray, " B"],
+    first_row: int = 0,
+    filled: tuple[int, int] | None = None,
 ) -> Batch:
-    """The batch of these rows (row -1: padding); `first_row` is the first one's number within the global batch."""
+    """The batch of these rows (row -1: padding); `first_row` is the first one's number within the global batch, where
+    the range `filled` says which rows are read (None: all)."""
     shape = (len(rows), prepared.spec.sequence_length)
     has_labels = bool(prepared.labels)
     batch: Batch = {name: np.zeros(shape, np.int32) for name in ("tokens", "positions", "segment_ids")}
@@ -71,7 +96,10 @@ def assemble(
         batch |= {"label": np.zeros(len(rows), np.int32), "is_valid": rows >= 0}
     else:
         batch |= {"targets": np.zeros(shape, np.int32), "loss_mask": np.zeros(shape, np.bool_)}
-    for index in np.flatnonzero(rows >= 0).tolist():
+    is_read = np.full(len(rows), filled is None)
+    if filled is not None:
+        is_read[max(filled[0] - first_row, 0) : max(filled[1] - first_row, 0)] = True
+    for index in np.flatnonzero(is_read & (rows >= 0)).tolist():
         begin = 0
         segments = prepared.segments(split, int(sources[index]), int(rows[index])).tolist()
         for number, (document, start, length) in enumerate(segments, 1):

@@ -37,6 +37,7 @@ CHANGEABLE = (
     "train.eval_every",
     "train.eval_batches",
     "train.eval_batch_size",
+    "train.digests",
 )
 
 
@@ -102,12 +103,22 @@ class RunRecord:
     clock_s: tuple[tuple[str, float], ...] = ()
     initialise_from: Origin | None = None
 
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "id": self.id,
+            "status": self.status,
+            "exit_code": self.exit_code,
+            "lineage": list(self.lineage),
+            "clock_s": dict(self.clock_s),
+            "initialise_from": self.initialise_from and self.initialise_from.to_json(),
+            "experiment": self.experiment,
+        }
 
-def read_record(directory: RunDirectory) -> RunRecord | None:
-    """The record of a run, or None where there is none. Raises RunError on a damaged one."""
-    try:
-        raw = json.loads(directory.run_json.read_text())
-        return RunRecord(
+    @classmethod
+    def from_json(cls, raw: Any) -> RunRecord:
+        """Raises what Python raises for anything but a record."""
+        return cls(
             id=raw["id"],
             status=raw["status"],
             exit_code=raw["exit_code"],
@@ -116,6 +127,12 @@ def read_record(directory: RunDirectory) -> RunRecord | None:
             clock_s=tuple((kind, float(seconds)) for kind, seconds in raw["clock_s"].items()),
             initialise_from=Origin.from_json(raw["initialise_from"]),
         )
+
+
+def read_record(directory: RunDirectory) -> RunRecord | None:
+    """The record of a run, or None where there is none. Raises RunError on a damaged one."""
+    try:
+        return RunRecord.from_json(json.loads(directory.run_json.read_text()))
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError) as damage:
@@ -142,17 +159,7 @@ def require_record(directory: RunDirectory) -> RunRecord:
 
 def write_record(directory: RunDirectory, record: RunRecord) -> None:
     """Write run.json so that a reader, or a kill, sees the old file or the new one, never a part."""
-    raw = {
-        "format": FORMAT,
-        "id": record.id,
-        "status": record.status,
-        "exit_code": record.exit_code,
-        "lineage": list(record.lineage),
-        "clock_s": dict(record.clock_s),
-        "initialise_from": record.initialise_from and record.initialise_from.to_json(),
-        "experiment": record.experiment,
-    }
-    write_whole(directory.run_json, json.dumps(raw, indent=1).encode())
+    write_whole(directory.run_json, json.dumps(record.to_json(), indent=1).encode())
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -1,7 +1,8 @@
 """The moving part of a run: starts or restores the state, acts on each step's event, saves, evaluates, rewinds.
 
 Reads `train.loop` for the events, and `saving`, `evaluate`, `guarding`, `announce` for what to do about them;
-`recipes.train` owns it.
+`recipes.train` owns it. Of several processes the first one keeps the files; what it reads there all are told, so that
+every process decides the same.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from jaxml.checkpoint.store import CheckpointStore
 from jaxml.config.spec import suggest
 from jaxml.data.loader import Loader
+from jaxml.devices.processes import Processes
 from jaxml.errors import ConfigError, JaxmlError, RunError
 from jaxml.observe.metrics_log import MetricsLog, read_metrics
 from jaxml.observe.progress import Progress, Stream
@@ -22,7 +24,6 @@ from jaxml.recipes.announce import model_flop_utilisation, run_facts
 from jaxml.recipes.assemble import Assembly
 from jaxml.recipes.evaluate import evaluate
 from jaxml.recipes.guarding import Guard, GuardEvent, left_out
-from jaxml.recipes.interruption import Interruption
 from jaxml.recipes.reporting import write_report
 from jaxml.recipes.run_directory import Origin, RunDirectory, StartMode
 from jaxml.recipes.saving import Saver, take_parts
@@ -33,7 +34,8 @@ State = dict[str, Any]
 
 
 class Run:
-    """One process's share of a run. `metrics`: the newest loss and evaluation."""
+    """One process's share of a run. `metrics`: the newest loss and evaluation. `log`, `board`: only the first process
+    has one."""
 
     def __init__(
         self,
@@ -42,14 +44,14 @@ class Run:
         store: CheckpointStore,
         saver: Saver,
         clock: WallClock,
-        interruption: Interruption,
+        processes: Processes,
         stream: Stream,
     ):
         self.assembly, self.directory, self.store, self.saver = assembly, directory, store, saver
-        self.clock, self.interruption, self.stream = clock, interruption, stream
+        self.clock, self.processes, self.stream = clock, processes, stream
         self.experiment, self.program = assembly.experiment, assembly.program
-        self.log = MetricsLog(directory.metrics)
-        self.guard = Guard(assembly, directory.faults)
+        self.log = MetricsLog(directory.metrics) if processes.is_first else None
+        self.guard = Guard(assembly, directory.faults, writes=processes.is_first)
         self.board: TensorBoardLog | None = None
         self.metrics: dict[str, float] = {}
         self.saved_step = -1
@@ -63,7 +65,7 @@ class Run:
         self.origin = origin
         state, skipped, how = self._start(start)
         step = first_step = int(state["step"])
-        if tensorboard:
+        if tensorboard and self.processes.is_first:
             self.board = TensorBoardLog(self.directory.path / "tensorboard", last_step=step)
         with self.clock.span("compile"):
             # Ahead of the first step, so that the announcement can tell what the compiler planned.
@@ -83,28 +85,35 @@ class Run:
         status, step = outcome
         with self.clock.span("checkpoint"):
             self.store.wait()
-        print(
-            f"jaxml: {summarize(read_metrics(self.directory.metrics), self.clock.summary()).verdict}", file=self.stream
-        )
-        try:
+        if self.processes.is_first:
             events = [how] * (first_step > 0) + [str(event) for event in self.guard.events]
             # A signal leaves no time for samples: they have to be compiled.
-            asked = prompts if status == "finished" else ()
-            write_report(self.assembly, self.directory, self.facts, self.clock, events, asked)
+            self._report(events, prompts if status == "finished" else ())
+        return status, step
+
+    def _report(self, events: list[str], prompts: Sequence[str]) -> None:
+        """The last words, and report.html."""
+        verdict = summarize(read_metrics(self.directory.metrics), self.clock.summary()).verdict
+        print(f"jaxml: {verdict}", file=self.stream)
+        if prompts and self.processes.count > 1:
+            print("jaxml: no samples: one of several processes opens no model; use `jaxml generate`", file=self.stream)
+            prompts = ()
+        try:
+            write_report(self.assembly, self.directory, self.facts, self.clock, events, prompts)
         except JaxmlError as refused:
             print(f"jaxml: {refused}", file=self.stream)  # the run itself is complete and saved
-        return status, step
 
     def close(self) -> None:
         """Flush and close what is open."""
-        self.log.close()
+        if self.log is not None:
+            self.log.close()
         if self.board is not None:
             self.board.close()
 
     def _start(self, start: StartMode) -> tuple[State, tuple[int, ...], str]:
         for step, fault in self.store.damaged().items():
             print(f"jaxml: the checkpoint of step {step} is left aside: {fault}", file=self.stream, flush=True)
-        latest = self.store.latest_step() if start in ("resume", "must-resume") else None
+        latest = self.processes.from_first(self.store.latest_step) if start in ("resume", "must-resume") else None
         if latest is not None:
             self._refuse_beyond_the_end(latest, "the step of the newest checkpoint")
             with self.clock.span("restart"):
@@ -140,10 +149,16 @@ class Run:
 
     def _forget_after(self, step: int) -> None:
         """Later metrics belong to steps that will be taken again: curves neither fork nor repeat."""
-        self.log.truncate(step)
         if self.board is not None:
             self.board.truncate(step)
-        self.guard.restore(read_metrics(self.directory.metrics))
+        self.guard.restore(self.processes.from_first(lambda: self._kept_losses(step)))
+
+    def _kept_losses(self, step: int) -> list[dict[str, Any]]:
+        """Drop the metrics after `step`; what is kept, as far as the guard looks back."""
+        assert self.log is not None
+        self.log.truncate(step)
+        good = [record for record in read_metrics(self.directory.metrics) if record.get("is_finite")]
+        return [{"is_finite": True, "loss": record.get("loss")} for record in good[-self.guard.spec.spike_window :]]
 
     def _steps(self, state: State, skipped: tuple[int, ...]) -> tuple[str, int] | GuardEvent:
         """Steps from `state` on: ("finished" or "interrupted", step), or the guard's wish to go back."""
@@ -154,7 +169,7 @@ class Run:
             Loader(self.assembly.train_batches(skipped), first_step, self.experiment.data.prefetch) as loader,
             Progress(last_step, first_step, self.stream) as progress,
         ):
-            should_stop = self.interruption.poll
+            should_stop = self.processes.should_stop
             for event in run_steps(self.program, state, loader, first_step, last_step, self._holds, should_stop):
                 self.clock.add("data_wait", event.data_wait_s)
                 self.clock.add("step", event.step_s)
@@ -169,7 +184,7 @@ class Run:
             self._save(state, skipped)
             return "interrupted", step
         # A signal may have cut the last evaluation short; a resumed run then makes up for it.
-        return "interrupted" if self.interruption.poll() else "finished", step
+        return "interrupted" if self.processes.should_stop() else "finished", step
 
     def _catch_up(self, state: State) -> None:
         """Measure what the last process was stopped from measuring at its last step, and complete that step's line."""
@@ -177,15 +192,20 @@ class Run:
         line = self._logged(step)
         if step > 0 and self._evaluates_at(step) and "eval_loss" not in line:
             line |= self._evaluate(state)
-            self.log.amend(step, line)
+            if self.log is not None:
+                self.log.amend(step, line)
             if self.board is not None:
                 self.board.write(step, line)
         self.metrics |= {name: value for name, value in line.items() if name == "loss" or name.startswith("eval_")}
 
     def _logged(self, step: int) -> dict[str, Any]:
         """What metrics.jsonl says about a step."""
-        found = (record for record in reversed(read_metrics(self.directory.metrics)) if record["step"] == step)
-        return next(found, {"step": step})
+
+        def read() -> dict[str, Any]:
+            found = (record for record in reversed(read_metrics(self.directory.metrics)) if record["step"] == step)
+            return next(found, {"step": step})
+
+        return self.processes.from_first(read)
 
     def _evaluate(self, state: State) -> dict[str, float]:
         """The held-out metrics of a state; empty when a signal cut it short."""
@@ -193,7 +213,7 @@ class Run:
             self.program.eval_step.compile(self.assembly.eval_batches().batch(0))
         with self.clock.span("eval"):
             params = self.program.eval_params(state)
-            measured = evaluate(self.assembly, params, self.interruption.poll) or {}
+            measured = evaluate(self.assembly, params, self.processes.should_stop) or {}
         best = self.experiment.checkpoint.best_metric
         if measured and self.experiment.checkpoint.keep_best and best not in measured:
             known = [*measured, "loss"]
@@ -225,7 +245,8 @@ class Run:
         self.metrics["loss"] = event.metrics["loss"]
         if event.state is not None and self._evaluates_at(event.step):
             line |= self._evaluate(event.state)
-        self.log.write(event.step, line)
+        if self.log is not None:
+            self.log.write(event.step, line)
         if self.board is not None:
             self.board.write(event.step, line)
         progress.write(event.step, line)
@@ -268,7 +289,7 @@ class Run:
         self.metrics = {}
         with self.clock.span("restart"):
             self.store.wait()
-            latest = self.store.latest_step()
+            latest = self.processes.from_first(self.store.latest_step)
             self.store.discard_after(latest or 0)
             if latest is not None:
                 return self._restore(latest)

@@ -104,6 +104,22 @@ def test_shares_of_processes_make_up_the_batch_however_many_there_are(
             assert equal({key: np.concatenate([part[key] for part in parts]) for key in whole}, whole)
 
 
+@pytest.mark.parametrize("name", ["mixed", "labelled"])
+def test_rows_that_are_not_asked_for_keep_their_place_and_stay_empty(name: str, request: pytest.FixtureRequest) -> None:
+    prepared: Prepared = request.getfixturevalue(name)
+    for make in (TrainBatches, EvalBatches):
+        whole = make(prepared, 12).batch(0)
+        joined = {key: np.zeros_like(column) for key, column in whole.items()}
+        for lo, hi in ((0, 5), (5, 6), (6, 12)):
+            part = make(prepared, 12, filled=(lo, hi)).batch(0)
+            for key, column in part.items():
+                joined[key][lo:hi] = column[lo:hi]
+                assert column.shape == whole[key].shape
+            assert all(np.array_equal(part[key], whole[key]) for key in ("row", "record", "source"))
+            assert not np.delete(part["tokens"], slice(lo, hi), axis=0).any()
+        assert equal(joined, whole)
+
+
 def test_going_on_at_any_step_is_the_straight_run_across_epochs(mixed: Prepared) -> None:
     straight = TrainBatches(mixed, 6)
     border = sum(mixed.num_rows("train")) // 6

@@ -1,13 +1,21 @@
-"""Process start-up: the allocator, the compilation cache, the description of the devices."""
+"""Process start-up: the allocator, the compilation cache, the description of the devices, joining other processes."""
 
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import jax
 import pytest
 
 from jaxml.devices import start
+from jaxml.devices.membership import Membership
+from jaxml.devices.processes import AskedToLeave
+from jaxml.errors import DeviceError
+from jaxml.launch.local import free_port
 
 
 class FakeLibc:
@@ -57,3 +65,57 @@ def test_devices_are_described_in_words():
     assert (devices.backend, devices.count, devices.num_processes) == ("cpu", 8, 1)
     assert str(devices).startswith("8 x cpu (cpu)")
     assert str(start.Devices("tpu", "TPU v4", 16, 4, 32 * 2**30)) == "16 x TPU v4 (tpu) in 4 processes, 32 GiB each"
+
+
+def member(coordinator: str, process_id: int = 1, **fields) -> Membership:
+    return Membership(coordinator, 2, process_id, "the test", join_timeout_s=0.5, **fields)
+
+
+def test_without_a_membership_the_process_is_alone():
+    with start.joined(None, lambda: True) as processes:
+        assert (processes.index, processes.count, processes.should_stop()) == (0, 1, True)
+
+
+@pytest.mark.parametrize(
+    ("host", "process_id"), [("127.0.0.1", 1), ("no-such-host.invalid", 1), ("no-such-host.invalid", 0)]
+)
+def test_a_coordinator_that_never_answers_is_an_error_that_names_it(host, process_id):
+    coordinator = f"{host}:{free_port()}"
+    begun = time.monotonic()
+    with pytest.raises(DeviceError) as caught, start.joined(member(coordinator, process_id)):
+        pass
+    assert time.monotonic() - begun < 10
+    (fault,) = caught.value.faults
+    assert fault.failed == f"joining as process {process_id} of 2, as the test says"
+    assert coordinator in fault.expected and "0.5 s" in fault.expected
+    assert ("ConnectionRefusedError" if host == "127.0.0.1" else "gaierror") in fault.got
+    assert "--join-timeout" in fault.todo
+
+
+def test_a_signal_ends_the_wait_for_the_coordinator():
+    with pytest.raises(AskedToLeave), start.joined(member(f"127.0.0.1:{free_port()}"), lambda: True):
+        pass
+
+
+def test_a_process_0_to_which_nobody_comes_leaves_with_an_error():
+    code = f"""
+import sys
+from jaxml.devices import start
+from jaxml.devices.membership import Membership
+from jaxml.errors import DeviceError
+try:
+    with start.joined(Membership("127.0.0.1:{free_port()}", 2, 0, "the test", join_timeout_s=1)):
+        pass
+except DeviceError as error:
+    print(error)
+    sys.exit(error.exit_code)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "not all processes came" in done.stdout

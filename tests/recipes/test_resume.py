@@ -68,6 +68,16 @@ def test_a_run_stopped_three_times_across_epochs_equals_the_straight_one(
     assert_same_run(tmp_path / "run", straight)
 
 
+def test_records_say_what_the_automatic_precision_meant(straight: StraightRun) -> None:
+    assert straight.experiment.precision.compute == "auto"
+    record = read_record(RunDirectory(straight.run_dir))
+    assert record is not None
+    assert record.experiment["precision"]["compute"] == "float32"
+    described = describe(straight.run_dir)
+    assert described.manifest.experiment["precision"]["compute"] == "float32"
+    assert described.manifest.probe["compute"] == "float32"
+
+
 def test_a_run_killed_between_checkpoints_takes_the_lost_steps_again_and_its_curve_does_not_fork(
     straight: StraightRun, tmp_path: Path
 ) -> None:
