@@ -97,8 +97,16 @@ def chaos(session: nox.Session) -> None:
 
 
 @nox.session
+def scale(session: nox.Session) -> None:
+    """The long matrix of parallelism, precision, processes and proofs, which the suite has a small part of."""
+    session.install(*TEST_NEEDS)
+    slow = ("tests/prove", "tests/launch", "tests/train", "tests/numerics")
+    session.run("python", "-m", "pytest", "-m", "slow", "-n", "2", *slow, *session.posargs, env=QUIET)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
-    """`nox -s bench -- train` (or decode, serve): against its rivals, interleaved; a section of docs/benchmarks.md."""
+    """`nox -s bench -- train` (or decode, serve, scale): against its rivals, interleaved; a section of docs/benchmarks.md."""
     session.install(".[bench,serve]", "pip")
     # Plain torch can be a build of several GB for accelerators; this release by pip on 3.11 is known to be the CPU's.
     if sys.version_info[:2] == (3, 11):

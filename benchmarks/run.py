@@ -5,10 +5,12 @@
     train   steps, starts, checkpoints, a whole small run     sections steps,start,checkpoint,seek,nanogpt
     decode  generated tokens a second, against the bound      sections stories,gpt2,llama
     serve   requests over HTTP, against LitServe's own loop   sections load,start
+    scale   meshes, collectives, compiling, precision         sections overhead,collectives,compile,digests,precision
 
 Prints a table and writes bench-out/VERB.json; a whole run also writes the verb's section of docs/benchmarks.md and its plot,
 and leaves those of the other verbs; a quick or partial one writes both beside the JSON. Exit code 1 when a row was refused
-or a section failed. Reads `train_rows`, `decode_rows` and `serve_rows` for what is measured, `page` for how it is told.
+or a section failed. Reads `train_rows`, `decode_rows`, `serve_rows` and `scale_rows` for what is measured, `page` for how it
+is told.
 """
 
 from __future__ import annotations
@@ -31,16 +33,21 @@ from typing import Any
 # As a script, this file sees only its own folder, and jaxml is to be that of this checkout.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import decode_rows, page, serve_rows, train_rows
+from benchmarks import decode_rows, page, scale_rows, serve_rows, train_rows
 from benchmarks.interleave import MAX_SPREAD, REPEATS, Row
 from benchmarks.plan import Plan, num_cores
 from benchmarks.processes import ROOT, MeasurementError
 from benchmarks.verbs import VERBS
 
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain")
-SECTIONS = {"train": train_rows.SECTIONS, "decode": decode_rows.SECTIONS, "serve": serve_rows.SECTIONS}
+SECTIONS = {
+    "train": train_rows.SECTIONS,
+    "decode": decode_rows.SECTIONS,
+    "serve": serve_rows.SECTIONS,
+    "scale": scale_rows.SECTIONS,
+}
 # What the other Pythons need: modules of `--torch-python` by verb, and of `--peers-python`.
-TORCH_NEEDS = {"train": ("torch",), "decode": ("torch", "transformers"), "serve": ()}
+TORCH_NEEDS = {"train": ("torch",), "decode": ("torch", "transformers"), "serve": (), "scale": ()}
 PEERS_NEED = ("llama_cpp", "gguf")
 
 

@@ -1,6 +1,6 @@
 """The groups of rows that `benchmarks/run.py` measures, one a verb: what they must reach and how they are measured.
 
-Read by `page` and `run`. No code that measures: see `train_rows`, `decode_rows` and `serve_rows`.
+Read by `page` and `run`. No code that measures: see `train_rows`, `decode_rows`, `serve_rows` and `scale_rows`.
 """
 
 from __future__ import annotations
@@ -135,6 +135,31 @@ SERVE_HOW = """\
 - **Ready**: from starting the process to the first 200 of its readiness path. Warm has a filled compilation cache, cold an
   empty one. Each turn starts each server anew, and every second one runs backwards; ratios are taken turn by turn."""
 
+SCALE_AIMS = {
+    "sent / least, data=4": Aim(1.05),
+    "sent / least, fsdp=4": Aim(1.05),
+    "sent / least, tensor=4": Aim(1.25),
+    "sent / least, context=4": Aim(1.25),
+    "compile 16 / 2 layers, scanned": Aim(1.2),
+    "digests, share of the step": Aim(0.02),
+}
+
+SCALE_HOW = """\
+- **Model** (`benchmarks/scale_step.py`): 4 scanned layers of width 128 with 4 heads, MLP 384, vocabulary 256, tied head,
+  float32, AdamW, 8 rows of 256 random tokens; the step that `jaxml train` runs.
+- **Overhead**: the median of 20 steps of a new process on four fake CPU devices, which share the machine's cores, over that
+  on one device with the same batch: what splitting costs, never what it gains. One device, too, uses all cores. All meshes
+  take turns, every second round backwards; ratios are taken round by round.
+- **Sent** (`benchmarks/collectives.py`): the bytes that one device sends in a step, read from the text of the compiled
+  program; loops count as often as they turn, and each collective goes round a ring. *Least*: `data` reduces each gradient
+  once; `fsdp` gathers each weight once and scatters its gradient once; `tensor` sums twice a layer going forward and twice
+  going back, and once for the embedding and the head; `context` gathers keys and values once a layer, scatters their
+  gradients, and reduces the weights' gradients. XLA's CPU compiler has no reduce-scatter of its own: there a gradient of
+  `fsdp` is reduced whole, which sends twice as much.
+- **Compile**: the step of a model of width 64, lowered and compiled by a new process without a cache.
+- **Digests, precision**: two programs take turns step by step within one process, 40 steps each; the median of the ratios of
+  neighbouring steps. CPUs have no arithmetic below float32: low precision costs conversions there."""
+
 VERBS = {
     "train": Verb(
         "Training",
@@ -187,5 +212,25 @@ VERBS = {
             for what, unit in (("tokens", "tokens/s"), ("TTFT p50", "ms"), ("TPOT p50", "ms"), ("TTFT p95", "ms"))
         },
         "benchmarks-serve.svg",
+    ),
+    "scale": Verb(
+        "Scale",
+        SCALE_AIMS,
+        SCALE_HOW,
+        {
+            "Time on four fake devices over one": tuple(
+                f"time / one device, {axis}=4" for axis in ("data", "fsdp", "tensor", "context")
+            ),
+            "Sent over the least": tuple(f"sent / least, {axis}=4" for axis in ("data", "fsdp", "tensor", "context")),
+            "Compiling, s": tuple(
+                f"compile {layers} layers, {execution}"
+                for execution in ("unrolled", "scanned")
+                for layers in (2, 8, 16)
+            ),
+            "Step over that in float32": tuple(
+                f"step in {dtype} / float32" for dtype in ("bfloat16", "float16", "float8")
+            ),
+        },
+        "benchmarks-scale.svg",
     ),
 }

@@ -43,7 +43,7 @@ hypothesis.settings.load_profile("suite")
 # Wall seconds on two cores for each part of jaxml; they sum to the ten minutes of `nox -s tests`.
 SHARES_S = {"training": 170, "scale": 110, "models": 80, "engine": 90, "service": 70, "tasks": 80}
 # The share that a folder under tests/ draws on, unless it is "training". A part that adds a folder adds a line.
-SHARE_OF = {"infer": "engine", "serve": "service"}
+SHARE_OF = {"infer": "engine", "serve": "service", "prove": "scale", "launch": "scale", "devices": "scale"}
 # Programs handed to XLA, found in the persistent cache or not, by all workers of one run.
 COMPILE_LIMIT = 1600
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"

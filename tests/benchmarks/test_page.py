@@ -111,7 +111,7 @@ def test_the_terminal_shows_the_same_table_without_markup():
 
 def test_measuring_one_verb_again_leaves_the_sections_of_the_others():
     whole = ""
-    for verb in ("serve", "train", "decode"):
+    for verb in ("serve", "scale", "train", "decode"):
         whole = merged(whole, verb, section(result({}, verb=verb, command=f"nox -s bench -- {verb}")))
     again = merged(whole, "decode", section(result({}, verb="decode", date="2027-02-03")))
     assert again.startswith(HEAD)
@@ -119,7 +119,7 @@ def test_measuring_one_verb_again_leaves_the_sections_of_the_others():
         f"## {verb.title}" for verb in VERBS.values()
     ]
     before, after = (text.split("\n## ") for text in (whole, again))
-    assert (before[1], before[3]) == (after[1], after[3])
+    assert (before[1], *before[3:]) == (after[1], *after[3:])
     assert "2027-02-03" in after[2] and "2027-02-03" not in before[2]
 
 

@@ -148,7 +148,24 @@ ROWS = {
         part("mesh", data=1, fsdp=2),
         is_same_maths=True,
     ),
+    "split": Row(
+        (
+            "a `context` x `tensor` mesh: ring attention, heads, hidden units and vocabulary split; rematerialisation by name",
+        ),
+        both(
+            part("mesh", data=1, context=4, tensor=2),
+            part("execution", rematerialize="names", saved_names=("query", "mlp_hidden")),
+        ),
+        is_same_maths=True,
+    ),
     "bfloat16": Row(("bfloat16 products over float32 parameters",), part("precision", compute="bfloat16")),
+    "float16": Row(
+        ("float16 products with a dynamic loss scale, over a `data` x `fsdp` mesh",),
+        both(part("precision", compute="float16"), part("mesh", data=1, fsdp=2)),
+    ),
+    "float8": Row(
+        ("float8 products of the blocks (e4m3 forward, e5m2 backward)",), part("precision", compute="float8")
+    ),
 }
 
 # verb -> what it can do, and the tests that show it on a checkpoint (file of tests/, function).
@@ -185,6 +202,44 @@ VERBS: dict[str, tuple[tuple[str, tuple[str, str]], ...]] = {
             ("infer/test_beam.py", "test_a_beam_that_holds_everything_finds_the_best_answers"),
         ),
     ),
+    "prove": (
+        (
+            "each kind of planted fault is caught on its line",
+            ("prove/test_faults.py", "test_a_planted_fault_fails_its_line_and_names_where_it_begins"),
+        ),
+        (
+            "no alarm without a fault",
+            ("prove/test_variants.py", "test_claims_about_steps_hold_without_a_fault"),
+        ),
+    ),
+    "launch": (
+        (
+            "two processes, one killed, resumed to the losses of one process",
+            ("launch/test_training.py", "test_the_resumed_run_goes_on_to_the_losses_of_one_process"),
+        ),
+        (
+            "a signal to one stops all at the same step",
+            ("launch/test_training.py", "test_a_signal_to_one_process_stops_all_at_the_same_step_after_saving"),
+        ),
+    ),
+    "diverge": (
+        (
+            "the first step, value, layer and file in which two runs part",
+            ("prove/test_diverge.py", "test_the_first_value_that_is_made_otherwise_is_named_with_its_layer_and_file"),
+        ),
+    ),
+    "inspect": (
+        (
+            "XLA flags for overlapping compute and communication",
+            ("devices/test_flags.py", "test_this_jaxlib_knows_every_flag_of_gpus_and_cpus"),
+        ),
+    ),
+    "blame": (
+        (
+            "loss and gradient norm of each document of a step",
+            ("prove/test_blame.py", "test_losses_of_the_documents_weighted_by_their_tokens_are_that_of_the_step"),
+        ),
+    ),
     "import": (
         (
             "Llama directories of Hugging Face",
@@ -197,9 +252,10 @@ NOT_DONE = (
     "Checkpoints in an object store: run directories are local, and a URL is refused.",
     "ArrayRecord sources and fsspec URLs are tested in `tests/data`, not in a whole run; ArrayRecord files must be local.",
     "Attention through cuDNN or the Pallas kernel: chosen and refused by rule, not run on their hardware.",
-    "Several processes: `TrainBatches(lo, hi)` gives a process its rows, but no launcher or multi-process test yet.",
+    "Several processes on a cluster: schedulers' environments are tested as they set them, not run on a cluster.",
+    "float8 arithmetic on a GPU or TPU: XLA's CPU compiler widens the float8 operands inside the compiled product.",
     "Generation over a mesh: a model decodes on one device; chat templates of tools; a paged cache and prefix caching.",
-    "float16 and float8; tensor, context, expert and pipeline parallelism.",
+    "Expert and pipeline parallelism.",
     "A researcher's own model or task from `file.py:function` (`--code`).",
 )
 

@@ -78,7 +78,7 @@ def test_a_row_of_the_table_trains_and_resumes_bit_for_bit(name: str, tmp_path: 
     if row.is_same_maths:
         assert measured == pytest.approx(base_losses, rel=1e-5)
     elif name != "base":
-        assert measured[-1] != pytest.approx(base_losses[-1], rel=1e-6)
+        assert measured != pytest.approx(base_losses, rel=1e-6)
 
 
 def assert_generates(run_dir: Path) -> None:
@@ -97,7 +97,7 @@ def assert_generates(run_dir: Path) -> None:
 
     with jax.set_mesh(opened.mesh):
         whole = np.asarray(log_probs(opened.params, row, positions, np.ones_like(row)))[0]
-    tolerance = 5e-2 if opened.described.precision.compute == "bfloat16" else 1e-4
+    tolerance = 5e-2 if opened.described.precision.compute in ("bfloat16", "float16") else 1e-4
     for place, item in enumerate(answer.logprobs, 2):
         assert item.logprob == pytest.approx(whole[place, item.token], abs=tolerance)
         assert whole[place].max() - whole[place, item.token] < tolerance
