@@ -45,7 +45,7 @@ SHARES_S = {"training": 170, "scale": 110, "models": 80, "engine": 90, "service"
 # The share that a folder under tests/ draws on, unless it is "training". A part that adds a folder adds a line.
 SHARE_OF = {"infer": "engine", "serve": "service", "prove": "scale", "launch": "scale", "devices": "scale"}
 # Programs handed to XLA, found in the persistent cache or not, by all workers of one run.
-COMPILE_LIMIT = 1600
+COMPILE_LIMIT = 2000
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 _started = time.monotonic()
