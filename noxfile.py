@@ -107,7 +107,7 @@ def scale(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """`nox -s bench -- train` (or decode, serve, scale): against its rivals, interleaved; a section of docs/benchmarks.md."""
-    session.install(".[bench,serve]", "pip")
+    session.install(".[bench,serve,float8]", "pip")
     # Plain torch can be a build of several GB for accelerators; this release by pip on 3.11 is known to be the CPU's.
     if sys.version_info[:2] == (3, 11):
         session.run("python", "-m", "pip", "install", "-q", "torch==2.13.0", "transformers>=5")

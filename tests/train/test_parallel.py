@@ -41,17 +41,23 @@ def after_one_step(mesh: MeshSpec, accumulate: int, execution: ExecutionSpec, ta
 
 
 PLAIN = ExecutionSpec()
-CHUNKED = ExecutionSpec(logits_chunk_bytes=2048)
 
 
+# Every mesh of the standard set is held to one device by `jaxml prove` too (tests/prove).
 @pytest.mark.parametrize(
     ("mesh", "accumulate", "execution"),
     [
-        (MeshSpec(data=1, tensor=4), 1, PLAIN),  # divides four query heads and not two key heads; not 11 tokens
-        (MeshSpec(data=1, context=4), 1, CHUNKED),
+        (
+            MeshSpec(data=1, tensor=4),
+            1,
+            ExecutionSpec("unrolled", "dots"),
+        ),  # divides four query heads, not two key heads
         (MeshSpec(data=2, context=2, tensor=2), 3, PLAIN),
-        (MeshSpec(data=1, fsdp=2, context=4), 2, ExecutionSpec("scanned", "names", ("query", "mlp_hidden"))),
-        (MeshSpec(data=1, fsdp=2, tensor=2), 2, ExecutionSpec("unrolled", "dots")),
+        (
+            MeshSpec(data=1, fsdp=2, context=4),
+            2,
+            ExecutionSpec("scanned", "names", ("query", "mlp_hidden"), logits_chunk_bytes=2048),
+        ),
     ],
 )
 def test_a_step_on_the_mesh_is_the_step_of_one_device(mesh, accumulate, execution) -> None:
