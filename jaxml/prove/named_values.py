@@ -102,13 +102,18 @@ class _Interpreter:
             inner = parameters[CALLS[primitive]]
             return self.evaluate(_open(inner), getattr(inner, "consts", ()), inputs)
         if primitive == "scan" and _has_names(parameters["jaxpr"]):
-            return self._scan(parameters, inputs)
+            return self._scan(equation, inputs)
         with equation.ctx.manager:
             results = equation.primitive.bind(*inputs, **equation.primitive.get_bind_params(parameters))
         return list(results) if equation.primitive.multiple_results else [results]
 
-    def _scan(self, parameters: dict[str, Any], inputs: list[Any]) -> list[Any]:
-        body, num_consts, num_carry = parameters["jaxpr"], parameters["num_consts"], parameters["num_carry"]
+    def _scan(self, equation: Any, inputs: list[Any]) -> list[Any]:
+        parameters = equation.params
+        body, inside = parameters["jaxpr"], _open(parameters["jaxpr"])
+        # Read from the shapes, because the parameters that say so differ between versions of JAX: what a body gets or
+        # gives one of each iteration has a dimension more outside.
+        num_carry = sum(_rank(o) == _rank(i) for o, i in zip(equation.outvars, inside.outvars, strict=True))
+        num_consts = sum(_rank(o) == _rank(i) for o, i in zip(equation.invars, inside.invars, strict=True)) - num_carry
         consts, carry, stacked = inputs[:num_consts], inputs[num_consts:][:num_carry], inputs[num_consts + num_carry :]
         outside, around = self.found, self._scans
         self._num_scans += 1
@@ -117,7 +122,7 @@ class _Interpreter:
 
         def one(carry: list[Any], xs: list[Any]) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
             self.found = []
-            results = self.evaluate(body.jaxpr, body.consts, [*consts, *carry, *xs])
+            results = self.evaluate(inside, getattr(body, "consts", ()), [*consts, *carry, *xs])
             made[:] = self.found
             return results[:num_carry], (results[num_carry:], [value for *_, value in self.found])
 
@@ -151,6 +156,10 @@ def _has_names(jaxpr: Any) -> bool:
         if inner:
             return True
     return False
+
+
+def _rank(atom: Any) -> int:
+    return len(atom.aval.shape)
 
 
 def _open(jaxpr: Any) -> Any:
