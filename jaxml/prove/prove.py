@@ -15,7 +15,6 @@ import os
 import shutil
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -56,8 +55,9 @@ from jaxml.recipes.run_directory import RunDirectory, write_whole
 # In the order of the table; each is one of the claims of the issue.
 KINDS = ("sharded", "accumulated", "resumed", "evaluated", "decoded", "served", "restored", "lowered")
 COMPILERS = max(2, (os.cpu_count() or 2) // 2)  # programs that are compiled at once
-# What a recipe refuses with, and what JAX raises for a program that it cannot trace, compile or run: the claim has failed.
-CRASHES = (JaxmlError, ValueError, TypeError, RuntimeError, NotImplementedError)
+# What jaxml refuses with, and what XLA raises for a program that it cannot compile or run: the claim has failed. Anything
+# else is a mistake in the code, the user's or ours: it ends the proof with its traceback, and nothing is called proven.
+REFUSALS = (JaxmlError, jax.errors.JaxRuntimeError)
 FILES = ("proof.json", "proof.html")
 SCRATCH = "small"  # the folder of the small copy's data and runs; it is made anew
 
@@ -85,8 +85,9 @@ def prove(
 
     `wants_float32`: measure the errors in float32 too, which takes about twice as long. `cache_dir`: where compiled
     programs are kept (None: nowhere; then every restart of the small run compiles again).
-    A claim that ends in an error has failed, and the others go on. Raises ConfigError, DataError and DeviceError for an
-    experiment that could not run, RunError for an `out_dir` that is something else.
+    A claim that jaxml or XLA refuses has failed, and the others go on. Raises ConfigError, DataError and DeviceError for an
+    experiment that could not run, RunError for an `out_dir` that is something else; any other exception goes on its way,
+    and no proof is written.
     """
     begun, out, told = time.monotonic(), Path(out_dir), Unbreakable(stream or sys.stderr)
     _check(experiment, only)
@@ -236,9 +237,7 @@ def _tried(trials: Sequence[Trial], stream: Stream) -> list[tuple[str, Claim]]:
             print(f"[{number}/{len(trials)}] {trial.group}: {trial.name} ...", end="\x1b[K\r", file=stream, flush=True)
         try:
             claim = trial.run()
-        except CRASHES as error:
-            if not isinstance(error, JaxmlError):
-                traceback.print_exc(file=stream)
+        except REFUSALS as error:
             claim = Claim(trial.group, trial.name, math.inf, 0.0, f"{type(error).__name__}: {error}")
         claim = replace(claim, seconds=time.monotonic() - begun)
         found.append((trial.kind, claim))
