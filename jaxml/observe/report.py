@@ -6,14 +6,13 @@ jax. There is no script on the page, and its content security policy forbids any
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import groupby
 from typing import Any
 
 from jaxml.observe.charts import Point, Series, line_chart
+from jaxml.observe.document import document, text_of
 from jaxml.observe.progress import short
 from jaxml.observe.summary import RunSummary, summarize
 
@@ -49,7 +48,7 @@ def render_report(run: RunReport) -> str:
     sections = [
         _headline(run.records, summary),
         _section("Training", f'<div class="charts">{"".join(_charts(run.records))}</div>'),
-        _section("Where the time went", _time_bar(run.clock_shares) + f"<p>{_text(_sentence(summary.verdict))}.</p>"),
+        _section("Where the time went", _time_bar(run.clock_shares) + f"<p>{text_of(_sentence(summary.verdict))}.</p>"),
         _section("What happened", _events(run.events, run.records)),
         _section("Samples", _samples(run.samples)),
         _section("How to go on", _commands(run.commands)),
@@ -57,7 +56,7 @@ def render_report(run: RunReport) -> str:
         _section("Last values", _table(_last_values(run.records))),
         _section("The run", _table(run.facts)),
     ]
-    return _PAGE.format(title=_text(run.title), style=_STYLE, body="\n".join(sections))
+    return document(run.title, _STYLE, "\n".join(sections))
 
 
 def rounded_percent(shares: Mapping[str, float]) -> dict[str, float]:
@@ -86,7 +85,9 @@ def _headline(records: Sequence[Mapping[str, Any]], summary: RunSummary) -> str:
             numbers[title] = f"{values[-1]:.4f}"
     if summary.tokens_per_s is not None:
         numbers["tokens/s, median"] = short(summary.tokens_per_s)
-    cells = "".join(f"<div><b>{_text(value)}</b><span>{_text(name)}</span></div>" for name, value in numbers.items())
+    cells = "".join(
+        f"<div><b>{text_of(value)}</b><span>{text_of(name)}</span></div>" for name, value in numbers.items()
+    )
     return f'<div class="numbers">{cells}</div>'
 
 
@@ -117,11 +118,11 @@ def _time_bar(shares: Mapping[str, float]) -> str:
         return '<p class="none">No time was recorded.</p>'
     colours = {kind: f"k{list(shares).index(kind) % 8}" for kind in percent}
     bar = "".join(
-        f'<i class="{colours[kind]}" style="width:{value}%" title="{_text(kind)} {value}%"></i>'
+        f'<i class="{colours[kind]}" style="width:{value}%" title="{text_of(kind)} {value}%"></i>'
         for kind, value in percent.items()
     )
     legend = "".join(
-        f'<li><i class="{colours[kind]}"></i>{_text(kind.replace("_", " "))} <b>{value:.1f}%</b></li>'
+        f'<li><i class="{colours[kind]}"></i>{text_of(kind.replace("_", " "))} <b>{value:.1f}%</b></li>'
         for kind, value in percent.items()
     )
     return f'<div class="bar">{bar}</div><ul class="legend">{legend}</ul>'
@@ -135,7 +136,7 @@ def _events(events: Sequence[str], records: Sequence[Mapping[str, Any]]) -> str:
         events.append(f"Infinite or NaN values at step {', '.join(steps[:STEPS_NAMED])}{more}.")
     if not events:
         return '<p class="none">Nothing out of the ordinary.</p>'
-    return "<ul>" + "".join(f"<li>{_text(event)}</li>" for event in events) + "</ul>"
+    return "<ul>" + "".join(f"<li>{text_of(event)}</li>" for event in events) + "</ul>"
 
 
 def _rows(rows: Sequence[Sequence[tuple[str, int]]]) -> str:
@@ -149,7 +150,7 @@ def _rows(rows: Sequence[Sequence[tuple[str, int]]]) -> str:
             if segment == 0:
                 spans.append(f'<span class="pad">{len(texts)} × padding</span>')
             else:
-                text = _text("".join(texts).replace("\n", "↵"))
+                text = text_of("".join(texts).replace("\n", "↵"))
                 spans.append(f'<span class="s{(segment - 1) % 4}"><sup>{segment}</sup>{text}</span>')
         parts.append(f'<p class="row">{"".join(spans)}</p>')
     return "".join(parts)
@@ -158,13 +159,15 @@ def _rows(rows: Sequence[Sequence[tuple[str, int]]]) -> str:
 def _samples(samples: Sequence[tuple[str, str]]) -> str:
     if not samples:
         return '<p class="none">None were asked for (train with --sample PROMPT).</p>'
-    return "".join(f'<p class="row"><b>{_text(prompt)}</b>{_text(answer)}</p>' for prompt, answer in samples)
+    return "".join(f'<p class="row"><b>{text_of(prompt)}</b>{text_of(answer)}</p>' for prompt, answer in samples)
 
 
 def _commands(commands: Sequence[tuple[str, str]]) -> str:
     if not commands:
         return '<p class="none">Nothing was said.</p>'
-    return "<ul>" + "".join(f"<li>{_text(what)}: <code>{_text(line)}</code></li>" for what, line in commands) + "</ul>"
+    return (
+        "<ul>" + "".join(f"<li>{text_of(what)}: <code>{text_of(line)}</code></li>" for what, line in commands) + "</ul>"
+    )
 
 
 def _last_values(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -181,7 +184,7 @@ def _last_values(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 def _table(facts: Mapping[str, str]) -> str:
     if not facts:
         return '<p class="none">Nothing was recorded.</p>'
-    rows = "".join(f"<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>" for name, value in facts.items())
+    rows = "".join(f"<tr><th>{text_of(name)}</th><td>{text_of(value)}</td></tr>" for name, value in facts.items())
     return f"<table>{rows}</table>"
 
 
@@ -191,11 +194,6 @@ def _section(title: str, body: str) -> str:
 
 def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _text(value: object) -> str:
-    """HTML text: escaped, and free of what HTML or UTF-8 cannot hold (control characters, surrogates)."""
-    return escape(re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", "\ufffd", str(value)))
 
 
 _STYLE = """
@@ -246,20 +244,4 @@ table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--line);
   overflow-wrap: anywhere; }
 th { font-weight: 500; color: var(--soft); width: 40%; }
-"""
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<h1>{title}</h1>
-{body}
-</body>
-</html>
 """

@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
-from html import escape
 
 from jaxml.devices.spec import MeshSpec
 from jaxml.observe.charts import Series, line_chart
+from jaxml.observe.document import document, text_of
 from jaxml.prove.claims import BOUND, Claim, Picture
 from jaxml.prove.meshes import mesh_name
 from jaxml.prove.report import CAPTION, Proof, error_text, explanation
@@ -31,10 +31,12 @@ def render_page(proof: Proof, meshes: Sequence[MeshSpec]) -> str:
         "bound": f"{BOUND:.0e}",
         "seconds": f"{proof.seconds:.0f}",
     }
-    cells = "".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for name, value in numbers.items())
+    cells = "".join(
+        f"<div><b>{text_of(value)}</b><span>{text_of(name)}</span></div>" for name, value in numbers.items()
+    )
     sections = [
-        f'<p class="{"fail" if failed else "pass"}">{escape(proof.verdict())}</p><div class="numbers">{cells}</div>',
-        _section("Claims", f'{_table(proof.claims)}<p class="none">{escape(CAPTION)}.</p>'),
+        f'<p class="{"fail" if failed else "pass"}">{text_of(proof.verdict())}</p><div class="numbers">{cells}</div>',
+        _section("Claims", f'{_table(proof.claims)}<p class="none">{text_of(CAPTION)}.</p>'),
         _section("Where they part", _explanations(proof.claims)) if failed else "",
         _section("Errors", error_chart([claim for claim in proof.claims if claim.bound > 0])),
         _section("Curves", _pictures(picture for claim in proof.claims for picture in claim.pictures)),
@@ -43,7 +45,7 @@ def render_page(proof: Proof, meshes: Sequence[MeshSpec]) -> str:
         _section("Fields that are not as they were", _list(proof.changes)),
         _section("Notes", _list(proof.notes)) if proof.notes else "",
     ]
-    return _PAGE.format(title=escape(f"Proof of {proof.name}"), style=_STYLE, body="\n".join(filter(None, sections)))
+    return document(f"Proof of {proof.name}", _STYLE, "\n".join(filter(None, sections)))
 
 
 def error_chart(claims: Sequence[Claim]) -> str:
@@ -60,7 +62,7 @@ def error_chart(claims: Sequence[Claim]) -> str:
     parts.append(f'<text class="name" x="{_place(BOUND):.1f}" y="12" text-anchor="middle">bound</text>')
     for number, claim in enumerate(claims):
         y = TOP + ROW * (number + 0.5)
-        parts.append(f'<text class="name" x="0" y="{y + 4:.1f}">{escape(_short(claim))}</text>')
+        parts.append(f'<text class="name" x="0" y="{y + 4:.1f}">{text_of(_short(claim))}</text>')
         if claim.float32 is not None:
             parts.append(f'<circle class="ring" cx="{_place(claim.float32):.1f}" cy="{y:.1f}" r="4"/>')
         parts.append(f'<circle class="dot {claim.verdict}" cx="{_place(claim.error):.1f}" cy="{y:.1f}" r="4"/>')
@@ -72,8 +74,8 @@ def mesh_picture(mesh: MeshSpec) -> str:
     batch = _cut("batch", mesh.data * mesh.fsdp, mesh.context, 0)
     weight = _cut("weight", mesh.fsdp, mesh.tensor, 110)
     used = math.prod(dataclasses.astuple(mesh))
-    svg = f'<svg viewBox="0 0 200 104" role="img" aria-label="{escape(mesh_name(mesh))}">{batch}{weight}</svg>'
-    return f"<figure>{svg}<figcaption>{escape(mesh_name(mesh))}, {used} devices</figcaption></figure>"
+    svg = f'<svg viewBox="0 0 200 104" role="img" aria-label="{text_of(mesh_name(mesh))}">{batch}{weight}</svg>'
+    return f"<figure>{svg}<figcaption>{text_of(mesh_name(mesh))}, {used} devices</figcaption></figure>"
 
 
 def _cut(name: str, down: int, across: int, left: int) -> str:
@@ -106,9 +108,9 @@ def _table(claims: Sequence[Claim]) -> str:
             f"{claim.bound:.0e}" if claim.bound else "equal",
             error_text(claim, claim.float32),
         ]
-        told = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        told = "".join(f"<td>{text_of(cell)}</td>" for cell in cells)
         verdict = f'<td class="{claim.verdict}">{claim.verdict}</td>'
-        rows.append(f"<tr>{told}{verdict}<td>{claim.seconds:.1f}</td><td>{escape(claim.detail)}</td></tr>")
+        rows.append(f"<tr>{told}{verdict}<td>{claim.seconds:.1f}</td><td>{text_of(claim.detail)}</td></tr>")
     return f'<div class="wide"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
 
 
@@ -123,12 +125,12 @@ def _pictures(pictures: Iterable[Picture]) -> str:
     for picture in pictures:
         series = [Series(name, points, style) for (name, points), style in zip(picture.curves, "ab", strict=False)]
         chart = line_chart(picture.title, picture.y_name, series, picture.x_name)
-        charts.append(f"<figure><figcaption>{escape(picture.title)}</figcaption>{chart}</figure>")
+        charts.append(f"<figure><figcaption>{text_of(picture.title)}</figcaption>{chart}</figure>")
     return f'<div class="charts">{"".join(charts)}</div>' if charts else '<p class="none">None was drawn.</p>'
 
 
 def _list(lines: Sequence[str]) -> str:
-    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
+    return "<ul>" + "".join(f"<li>{text_of(line)}</li>" for line in lines) + "</ul>"
 
 
 def _section(title: str, body: str) -> str:
@@ -171,20 +173,4 @@ p.pass, td.pass { color: var(--good); } p.fail, td.fail { color: var(--bad); fon
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 th, td { text-align: left; vertical-align: top; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--line); }
 th { font-weight: 500; color: var(--soft); white-space: nowrap; }
-"""
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<h1>{title}</h1>
-{body}
-</body>
-</html>
 """
