@@ -159,14 +159,13 @@ class ManyProcesses(Processes):
 
     @contextlib.contextmanager
     def failing_together(self) -> Iterator[None]:
-        is_well = False
-        try:
-            yield
-            is_well = True
-        finally:
-            error = sys.exc_info()[1]
-            if not is_well and error is not None and not self._is_leaving:
+        def left(kind: object, error: BaseException | None, trace: object) -> None:
+            if error is not None and not self._is_leaving:
                 self._fail(error)
+
+        with contextlib.ExitStack() as stack:
+            stack.push(left)
+            yield
 
     def close(self) -> None:
         self._is_leaving = True

@@ -7,7 +7,7 @@ values, then the loss, the gradients from the last layer to the first, the momen
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -139,7 +139,7 @@ def _of_step(got: Taken, expected: Taken) -> Parting | None:
     masks = undecided(got.values["gradient"], expected.values["gradient"])
     for kind, leaves in expected.values.items():
         errors = distances(got.values.get(kind, {}), leaves, masks if kind in ("params", "ema") else None)
-        paths = _backward(list(errors)) if kind == "gradient" else list(errors)
+        paths = in_backward_order(errors) if kind == "gradient" else list(errors)
         path = next((path for path in paths if not errors[path] <= BOUND), None)
         if path is not None:
             name = path if kind in ("loss", "norm") else f"{kind} of {path}"
@@ -147,8 +147,12 @@ def _of_step(got: Taken, expected: Taken) -> Parting | None:
     return None
 
 
-def _backward(paths: list[str]) -> list[str]:
-    """Parameters in the order in which the backward pass meets them: head, final norm, blocks, positions, embedding."""
+def in_backward_order(paths: Iterable[str]) -> list[str]:
+    """Parameters in the order in which the backward pass meets them: head, final norm, blocks, positions, embedding.
+
+    >>> in_backward_order(["embed.table", "blocks.0.mlp.up.kernel", "head.kernel"])
+    ['head.kernel', 'blocks.0.mlp.up.kernel', 'embed.table']
+    """
     rooms = ("head", "final_norm", "blocks", "positions", "embed")
 
     def place(path: str) -> int:

@@ -1,8 +1,8 @@
 """One training step again in float64, and the first value, in program order, in which two experiments' steps differ.
 
-Reads `prove.named_values`, `prove.parting`, `prove.subject` and `prove.claims` (the bound), and `train.step`; `prove.diverge`
-calls it. Two float32 steps differ by rounding as soon as anything is computed in another order; in float64 rounding stays
-below the bound, so that what is above it is a difference of mathematics.
+Reads `prove.kept_gradient`, `prove.named_values`, `prove.parting` and `prove.claims` (the bound); `prove.diverge` calls it.
+Two float32 steps differ by rounding as soon as anything is computed in another order; in float64 rounding stays below the
+bound, so that what is above it is a difference of mathematics.
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ import jax
 import numpy as np
 
 from jaxml import keys, trees
-from jaxml.models.build import bind_model
 from jaxml.models.check import decoder_of
-from jaxml.numerics.spec import PrecisionSpec
 from jaxml.prove.claims import BOUND, PARTED, Leaves, Parting, distances, undecided, worst
+from jaxml.prove.kept_gradient import OWN, gradient_of, losses_of, program_of
 from jaxml.prove.named_values import named_values
-from jaxml.prove.parting import Step, in_layers
-from jaxml.prove.subject import GRADIENT, keeping_gradient
+from jaxml.prove.parting import Step, in_backward_order, in_layers
+from jaxml.prove.subject import WHOLE
 from jaxml.recipes.assemble import Assembly
 from jaxml.tasks.build import build_task
-from jaxml.train.optimizer import build_optimizer
 from jaxml.train.step import Program
 
 # The parts of a step in program order, and which file makes what of each.
@@ -33,9 +31,6 @@ MAKERS = {
     "gradient": "jaxml/train/gradients.py (the backward pass)",
     "parameters": "jaxml/train/step.py and jaxml/train/optimizer.py",
 }
-# Where the backward pass meets a parameter, from the loss on.
-BACKWARD = ("head", "final_norm", "blocks", "positions", "embed")
-WHOLE = 2**62  # bytes: the named pass takes the logits in one piece, so that they compare whatever the chunks are
 
 
 @dataclass(frozen=True)
@@ -56,26 +51,24 @@ def step_in_float64(assembly: Assembly, state: Any, batch: dict[str, np.ndarray]
     """
     experiment = assembly.experiment
     with jax.enable_x64(True):
-        program = _program(assembly)
+        program = program_of(experiment, assembly.mesh, "float64")
         rows = program.put(batch)
         wide = {kind: jax.tree.map(_wide, tree) for kind, tree in state.items() if kind in program.abstract_state}
-        own = program.abstract_state["opt_state"]["own"]
+        own = program.abstract_state["opt_state"][OWN]
         has_same_optimizer = same_shapes(wide["opt_state"], own)
         wide["opt_state"] = jax.tree.map(
             lambda leaf: np.zeros(leaf.shape, leaf.dtype), program.abstract_state["opt_state"]
         )
         if has_same_optimizer:
-            wide["opt_state"]["own"] = jax.tree.map(_wide, state["opt_state"])
+            wide["opt_state"][OWN] = jax.tree.map(_wide, state["opt_state"])
         placed = jax.device_put(wide, program.state_shardings)
         named = _forward(assembly, program, placed["params"], rows, step)
         after, metrics = jax.device_get(program.train_step(placed, batch))
-    clip, norm = experiment.optimizer.clip_norm, metrics["grad_norm"]
-    kept = clip / max(norm, clip) if clip > 0 else 1.0
-    gradient = {path: leaf / kept for path, leaf in trees.flatten(after["opt_state"][GRADIENT]).items()}
+    gradient = gradient_of(after, metrics, experiment.optimizer.clip_norm)
     parts: dict[str, Leaves] = {
         "values": {value.name: value.value for value in named},
-        "loss": {name: np.asarray(value) for name, value in metrics.items() if name.split("/")[0] == "loss"},
-        "gradient": {path: gradient[path] for path in sorted(gradient, key=_place_backward)},
+        "loss": losses_of(metrics),
+        "gradient": {path: gradient[path] for path in in_backward_order(gradient)},
     }
     if has_same_optimizer:
         parts["parameters"] = trees.flatten(after["params"])
@@ -112,20 +105,10 @@ def same_shapes(tree: Any, abstract: Any) -> bool:
     return shapes[0] == shapes[1]
 
 
-def _program(assembly: Assembly) -> Program:
-    """The experiment's step in float64, whose optimizer keeps the gradient that it was given."""
-    experiment = assembly.experiment
-    backend = assembly.mesh.devices.flat[0].platform
-    bound = bind_model(experiment.model, PrecisionSpec("float64", "float64"), experiment.execution, backend)
-    optimizer = build_optimizer(experiment.optimizer, experiment.train.steps, bound.logical_axes)
-    task = build_task(experiment.task, experiment.execution)
-    train = replace(experiment.train, digests=False)
-    return Program(bound, task, keeping_gradient(optimizer), experiment.optimizer, train, assembly.mesh)
-
-
 def _forward(assembly: Assembly, program: Program, params: Any, rows: Any, step: int) -> list[Step]:
     experiment = assembly.experiment
     decoder = decoder_of(experiment.model)
+    # The logits in one piece, so that they compare whatever the chunks are.
     task = build_task(experiment.task, replace(experiment.execution, logits_chunk_bytes=WHOLE))
 
     def forward(params: Any, rows: Any) -> list[Any]:
@@ -135,12 +118,6 @@ def _forward(assembly: Assembly, program: Program, params: Any, rows: Any, step:
         return [term.sum for term in task.loss(program.bound.bind(params), rows, dropout_keys_B).values()]
 
     return in_layers(named_values(forward, (params, rows), assembly.mesh), decoder)
-
-
-def _place_backward(path: str) -> int:
-    """Where the backward pass meets a parameter."""
-    rooms = path.split(".")
-    return next((place for place, room in enumerate(BACKWARD) if room in rooms), len(BACKWARD))
 
 
 def _wide(leaf: Any) -> np.ndarray:

@@ -1,6 +1,6 @@
 """What every claim is tried on: the small experiment, ragged batches of its rows, and programs that are compiled once.
 
-Reads `prove.shrink`, `prove.meshes`, `data.batches` and `train.step`; the files of claims read it.
+Reads `prove.kept_gradient`, `prove.meshes`, `data.batches` and `train.step`; the files of claims read it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,15 @@ from jaxml.data.batches import TrainBatches
 from jaxml.data.prepared import Prepared
 from jaxml.devices.mesh import build_mesh
 from jaxml.devices.spec import MeshSpec
-from jaxml.models.build import bind_model
 from jaxml.models.spec import ExecutionSpec
-from jaxml.numerics.spec import PrecisionSpec
 from jaxml.prove.claims import Leaves
+from jaxml.prove.kept_gradient import OWN, gradient_of, losses_of, program_of
 from jaxml.prove.meshes import SINGLE, mesh_name
 from jaxml.recipes.assemble import Assembly
 from jaxml.recipes.experiment import Experiment
-from jaxml.tasks.build import build_task
-from jaxml.train.optimizer import build_optimizer
 from jaxml.train.step import Program
 
 NUM_STEPS = 2  # that are compared, one by one: the second has moments that are not zero
-GRADIENT = "gradient of the last step"
 PRECISIONS = ("float64", "float32")
 WHOLE = 2**62  # bytes of logits that are taken at once: all
 ProgramKey: TypeAlias = tuple[MeshSpec, int, str]  # mesh, microbatches, precision
@@ -125,12 +121,10 @@ class Subject:
         """One step from a state on the host. The gradient is told as it was before clipping."""
         placed = jax.device_put(state, program.state_shardings)
         after, metrics = jax.device_get(program.train_step(placed, self.batch(number)))
-        clip, norm = self.experiment.optimizer.clip_norm, float(metrics["grad_norm"])
-        shrunk = clip / max(norm, clip) if clip > 0 else 1.0
-        gradient = {path: leaf / shrunk for path, leaf in host(after["opt_state"][GRADIENT]).items()}
-        losses = {name: np.asarray(value) for name, value in metrics.items() if name.split("/")[0] == "loss"}
-        values: dict[str, Leaves] = {"loss": losses, "gradient": gradient, "norm": {"grad_norm": np.asarray(norm)}}
-        values |= moments(after["opt_state"]["own"], list(gradient))
+        gradient = gradient_of(after, metrics, self.experiment.optimizer.clip_norm)
+        values = {"loss": losses_of(metrics), "gradient": gradient}
+        values["norm"] = {"grad_norm": np.asarray(metrics["grad_norm"])}
+        values |= moments(after["opt_state"][OWN], list(gradient))
         values |= {kind: host(after[kind]) for kind in ("params", "ema") if kind in after}
         return Taken(state, values, after)
 
@@ -142,28 +136,8 @@ class Subject:
         keeps_gradient: bool = True,
         execution: ExecutionSpec | None = None,
     ) -> Program:
-        experiment, built = self.experiment, build_mesh(mesh)
-        execution = execution or experiment.execution
-        train = replace(experiment.train, accumulate=accumulate)
-        task = build_task(experiment.task, execution)
-        bound = bind_model(experiment.model, PrecisionSpec(precision, precision), execution)  # type: ignore[arg-type]
-        optimizer = build_optimizer(experiment.optimizer, train.steps, bound.logical_axes)
-        if keeps_gradient:
-            optimizer = keeping_gradient(optimizer)
-        return Program(bound, task, optimizer, experiment.optimizer, train, built)
-
-
-def keeping_gradient(optimizer: Any) -> Any:
-    """The same optimizer whose state has the gradient, as clipped, beside its own."""
-
-    def init(params: Any) -> dict[str, Any]:
-        return {GRADIENT: jax.tree.map(lambda leaf: leaf * 0, params), "own": optimizer.init(params)}
-
-    def update(gradients: Any, state: dict[str, Any], params: Any = None, **extra: Any) -> tuple[Any, dict[str, Any]]:
-        updates, own = optimizer.update(gradients, state["own"], params, **extra)
-        return updates, {GRADIENT: gradients, "own": own}
-
-    return optimizer._replace(init=init, update=update)
+        experiment = replace(self.experiment, train=replace(self.experiment.train, accumulate=accumulate))
+        return program_of(experiment, build_mesh(mesh), precision, execution, keeps_gradient)
 
 
 def first_state(program: Program, seed: int) -> Any:

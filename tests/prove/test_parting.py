@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxml.prove.meshes import SINGLE
 from jaxml.prove.named_values import NamedValue
-from jaxml.prove.parting import _backward, _merged, apart, part
+from jaxml.prove.parting import _merged, apart, in_backward_order, part
 from jaxml.prove.subject import Subject
 
 
@@ -41,4 +41,4 @@ def test_microbatch_j_of_a_holds_rows_j_and_j_plus_a() -> None:
 
 def test_gradients_are_told_from_the_last_layer_to_the_first() -> None:
     paths = ["blocks.0.mlp.up.kernel", "embed.table", "final_norm.scale", "head.kernel", "positions.table"]
-    assert _backward(paths) == [paths[3], paths[2], paths[0], paths[4], paths[1]]
+    assert in_backward_order(paths) == [paths[3], paths[2], paths[0], paths[4], paths[1]]
