@@ -35,6 +35,7 @@ VERBS = {
     "eval": ("eval", "loss, perplexity, bits a byte; test sets", "jaxml eval runs/a --text held-out.txt"),
     "predict": ("predict", "label texts with a classifier", 'jaxml predict runs/spam "You have won a prize"'),
     "serve": ("serve", "answer over HTTP", "jaxml serve runs/a --port 8000"),
+    "replay": ("replay", "compute a served answer again from its receipt", "jaxml replay answer.json runs/a"),
     "import": (
         "import_",
         "make a checkpoint of a published model",

@@ -1,39 +1,43 @@
 """Prefill, decode step, and the jitted loops over them: the pure functions between a model and its tokens.
 
-Reads `models.build`, `models.cache` and `infer.sampling`; `infer.language_model` jits them for one model, `infer.batch`
-and `infer.beam` drive them. `model` is the BoundModel of an unrolled decoder (`models.unrolled`), closed over before `jit`;
+Reads `models.build`, `models.cache` and `infer.sampling`; `infer.runner` jits them over pages, `infer.beam` over a
+contiguous cache. `model` is the BoundModel of an unrolled decoder (`models.unrolled`), closed over before `jit`;
 `params` are its parameters in that layout.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxml.infer.request import MAX_LOGPROBS
-from jaxml.infer.sampling import Drawn, Leaf, Rows, sample
+from jaxml.infer.sampling import Leaf, Rows, sample
 from jaxml.models.build import BoundModel
-from jaxml.models.cache import Cache, Start, empty_cache
+from jaxml.models.cache import KeyValueCache, Start, empty_cache
+
+C = TypeVar("C", bound=KeyValueCache)
 
 MAX_STEPS = 64  # of one call of `decode_steps`
 
 
 class Steps(NamedTuple):
-    """What `decode_steps` drew: arrays [R, N] and [R, N, 20]; of row r the first `num_tokens[r]` are tokens."""
+    """What `decode_steps` drew: arrays [R, N] and [R, N, 20]; of row r the first `num_tokens[r]` are tokens, and the last
+    of them means nothing where the row is not finite."""
 
     tokens: Int[Leaf, "R N"]
     logprobs: Float[Leaf, "R N"]
     top_tokens: Int[Leaf, "R N 20"]
     top_logprobs: Float[Leaf, "R N 20"]
     num_tokens: Int[Leaf, " R"]
+    is_finite: Bool[Leaf, " R"]
 
 
 def prefill(
-    model: BoundModel, params: Any, tokens_BT: Int[Array, "B T"], start: Start, last_B: Int[Array, " B"], cache: Cache
-) -> tuple[Float[Array, "B V"], Cache]:
+    model: BoundModel, params: Any, tokens_BT: Int[Array, "B T"], start: Start, last_B: Int[Array, " B"], cache: C
+) -> tuple[Float[Array, "B V"], C]:
     """(logits of the token at index `last_B` of this piece, cache with the piece), for a piece of each row's prompt.
 
     `start`: the position of the piece's first token. Rows are padded on the right, with anything; see `Decoder.extend`.
@@ -45,8 +49,8 @@ def prefill(
 
 
 def decode_step(
-    model: BoundModel, params: Any, token_R: Int[Array, " R"], position_R: Int[Array, " R"], cache: Cache
-) -> tuple[Float[Array, "R V"], Cache]:
+    model: BoundModel, params: Any, token_R: Int[Array, " R"], position_R: Int[Array, " R"], cache: C
+) -> tuple[Float[Array, "R V"], C]:
     """(logits for the token after `token_R`, cache with it), where each row's token is at its own position."""
     decoder = model.bind(params)
     features_R1D, cache = decoder.extend(token_R[:, None], position_R, cache)
@@ -54,8 +58,8 @@ def decode_step(
 
 
 def decode_steps(
-    model: BoundModel, params: Any, cache: Cache, rows: Rows, num_steps: Int[Array, ""]
-) -> tuple[Steps, Cache, Rows]:
+    model: BoundModel, params: Any, cache: C, rows: Rows, num_steps: Int[Array, ""]
+) -> tuple[Steps, C, Rows]:
     """Up to `num_steps` (at most MAX_STEPS) tokens for every row that is not done; ends early when all are.
 
     A row that is done computes on, and neither its history nor a visible slot of its cache changes.
@@ -64,27 +68,29 @@ def decode_steps(
     before = rows.num_generated
 
     def is_more(carry: Any) -> Bool[Array, ""]:
-        step, _, _, rows = carry
+        step, *_, rows = carry
         return (step < num_steps) & ~rows.is_done.all()
 
     def one(carry: Any) -> Any:
-        step, out, cache, rows = carry
+        step, out, is_finite, cache, rows = carry
         logits_RV, cache = decode_step(model, params, rows.token, rows.position, cache)
+        is_done = rows.is_done
         rows, drawn = sample(logits_RV, rows)
-        out = jax.tree.map(lambda into, new: into.at[:, step].set(new), out, drawn)
-        return step + 1, out, cache, rows
+        out = jax.tree.map(lambda into, new: into.at[:, step].set(new), out, tuple(drawn[:4]))
+        return step + 1, out, is_finite & (is_done | drawn.is_finite), cache, rows
 
     def room(*shape: int, dtype: Any) -> Array:
         return jnp.zeros((num_rows, MAX_STEPS, *shape), dtype)
 
-    out = Drawn(
+    out = (
         room(dtype=jnp.int32),
         room(dtype=jnp.float32),
         room(MAX_LOGPROBS, dtype=jnp.int32),
         room(MAX_LOGPROBS, dtype=jnp.float32),
     )
-    _, out, cache, rows = jax.lax.while_loop(is_more, one, (jnp.int32(0), out, cache, rows))
-    return Steps(*out, jnp.asarray(rows.num_generated - before)), cache, rows
+    begin = (jnp.int32(0), out, jnp.ones(num_rows, bool), cache, rows)
+    _, out, is_finite, cache, rows = jax.lax.while_loop(is_more, one, begin)
+    return Steps(*out, jnp.asarray(rows.num_generated - before), is_finite), cache, rows
 
 
 def generate(

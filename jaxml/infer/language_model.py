@@ -1,24 +1,31 @@
 """Text in, text out: a language model for scripts, one prompt or many, whole or streamed.
 
-Reads `infer.decoding_model`, `infer.batch` and `infer.opening`; the command line, evaluation and scripts use it.
+Reads `infer.decoding_model`, `infer.scheduler`, `infer.runner` and `infer.opening`; the command line, evaluation and
+scripts use it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
-from jaxml.infer.batch import Batch
+from jaxml.errors import NonFiniteError
 from jaxml.infer.beam import beam_search
 from jaxml.infer.decoding_model import DecodingModel, Prompt
-from jaxml.infer.opening import open_checkpoint
+from jaxml.infer.opening import Opened, open_checkpoint
+from jaxml.infer.progress import Progress
 from jaxml.infer.request import Event, FinishReason, Request, Sampling, TokenLogprob
+from jaxml.infer.runner import PAGE_SIZE, FastRunner
+from jaxml.infer.scheduler import Scheduler
 from jaxml.infer.text import TextStream
+from jaxml.inputs.tokenizers import Tokenizer
 
 MAX_ROWS = 8
+MIN_PAGES = 64
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,10 @@ class Completion:
 
 class LanguageModel(DecodingModel):
     """A model that generates. `LanguageModel.open("runs/a").generate("To be", max_tokens=20).text`"""
+
+    def __init__(self, opened: Opened):
+        super().__init__(opened)
+        self._idle_runners: dict[int, list[FastRunner]] = {}
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> LanguageModel:
@@ -85,22 +96,46 @@ class LanguageModel(DecodingModel):
         return stream.push(tokens) + stream.flush()
 
     def _run(self, requests: list[Request], target_s: float = 1.0) -> Iterator[Event]:
-        for request in requests:
-            request.sampling.checked(self.vocab_size)
-            self.limit(request)
-        batch = Batch(self, max_rows=min(len(requests), MAX_ROWS), target_s=target_s)
-        waiting = iter(requests)
-        request = next(waiting, None)
-        while request is not None or batch.is_busy:
-            while request is not None and batch.has_place:
-                batch.add(request)
-                request = next(waiting, None)
-            yield from batch.step()
+        """The events of requests that run together, until the last one ends."""
+        progress = [
+            Progress(request, self._tokenizer_of(request), self.eos, self.limit(request)) for request in requests
+        ]
+        sizes = sorted(-(-(len(each.request.prompt) + each.max_tokens) // PAGE_SIZE) for each in progress)
+        with self._borrowed_runner(sum(sizes[-MAX_ROWS:]), target_s) as runner:
+            scheduler = Scheduler(runner)
+            for request, each in zip(requests, progress, strict=True):
+                scheduler.add(request, each, 0.0)
+            while scheduler.is_busy:
+                spans, num_steps, _ = scheduler.plan(0.0)
+                yield from scheduler.take(spans, runner.run(spans, num_steps))
+
+    def _tokenizer_of(self, request: Request) -> Tokenizer | None:
+        request.sampling.checked(self.vocab_size)
+        return self.opened.require_tokenizer() if request.sampling.stop else self.tokenizer
+
+    @contextlib.contextmanager
+    def _borrowed_runner(self, num_pages: int, target_s: float) -> Iterator[FastRunner]:
+        """A runner with so many pages or more, for one call alone; those that are idle keep their compiled programs."""
+        num_pages = max(MIN_PAGES, 2 ** (num_pages - 1).bit_length())
+        idle = self._idle_runners.setdefault(num_pages, [])
+        runner = idle.pop() if idle else FastRunner(self, max_rows=MAX_ROWS, num_pages=num_pages)
+        runner.target_s = target_s
+        try:
+            yield runner
+        finally:
+            idle.append(runner)
 
 
 def _completion(request: Request, events: list[Event]) -> Completion:
     reason = events[-1].finish_reason
     assert reason is not None
+    if reason == "error":
+        raise NonFiniteError(
+            "an answer of the model",
+            expected="finite logits",
+            got=events[-1].detail,
+            todo="see whether its training diverged: `jaxml inspect` shows the metrics of the checkpoint",
+        )
     return Completion(
         text="".join(event.text for event in events),
         tokens=tuple(token for event in events for token in event.tokens),

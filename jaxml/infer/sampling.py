@@ -4,8 +4,9 @@ Reads `infer.request`; `infer.decode` samples with it. Every array has one entry
 row's tokens depend on its own logits, settings and history alone. Work that no row asks for is skipped (`lax.cond`); where
 another row asks for it, it leaves a row that does not exactly as it was.
 
-Order: penalties, tokens forbidden until min_tokens, temperature, then the filters top_k, top_p (of what top_k left) and
-min_p, then the draw by the Gumbel-max trick (Gumbel 1954) with the key fold_in(key(seed), position).
+Order: penalties, logit_bias, tokens forbidden until min_tokens or by a constraint, temperature, then the filters top_k,
+top_p (of what top_k left) and min_p, then the draw by the Gumbel-max trick (Gumbel 1954) with the key
+fold_in(key(seed), position).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from jaxml.infer.request import MAX_LOGPROBS, MAX_STOP_TOKENS, Sampling
+from jaxml.infer.request import MAX_BIASED_TOKENS, MAX_LOGPROBS, MAX_STOP_TOKENS, Sampling
 from jaxml.numerics.precision import accumulate_dtype
 
 Leaf = Array | np.ndarray
@@ -44,6 +45,10 @@ class Rows:
     min_tokens: Int[Leaf, " R"]
     max_tokens: Int[Leaf, " R"]
     stop_tokens: Int[Leaf, "R 17"]  # NO_TOKEN fills
+    biased_tokens: Int[Leaf, "R 300"]  # NO_TOKEN fills
+    biases: Float[Leaf, "R 300"]
+    is_constrained: Bool[Leaf, " R"]
+    allowed: UInt[Leaf, "R W"]  # bit t % 32 of word t // 32 is set: token t may come next; read where is_constrained
     wants_logprobs: Bool[Leaf, " R"]
     in_prompt: Bool[Leaf, "R V"]
     counts: Int[Leaf, "R V"]  # of generated tokens
@@ -54,12 +59,21 @@ class Rows:
 
 
 class Drawn(NamedTuple):
-    """The tokens of one step; log-probabilities are of the model's own distribution, and zero where none were wanted."""
+    """The tokens of one step; log-probabilities are of the model's own distribution, and zero where none were wanted.
+
+    is_finite: no logit of the row was infinite or not a number. Where one was, the token means nothing.
+    """
 
     token: Int[Array, " R"]
     logprob: Float[Array, " R"]
     top_tokens: Int[Array, "R 20"]
     top_logprobs: Float[Array, "R 20"]
+    is_finite: Bool[Array, " R"]
+
+
+def num_words(vocab_size: int) -> int:
+    """Words of a row of `Rows.allowed`."""
+    return -(-vocab_size // 32)
 
 
 def make_row(
@@ -67,9 +81,13 @@ def make_row(
 ) -> Rows:
     """One row (R = 1, NumPy arrays) that is about to draw its first token, after `prompt`.
 
-    max_tokens: the ceiling that holds here. seed: from 0 to 2^32 - 1. eos: tokens that always end an answer.
+    max_tokens: the ceiling that holds here. seed: from 0 to 2^32 - 1. eos: tokens that end an answer unless ignore_eos.
     """
-    stop = [*eos, *sampling.stop_token_ids]
+    stop = [*(() if sampling.ignore_eos else eos), *sampling.stop_token_ids]
+    biased = [NO_TOKEN] * MAX_BIASED_TOKENS
+    biases = [0.0] * MAX_BIASED_TOKENS
+    for place, (token, bias) in enumerate(sampling.logit_bias):
+        biased[place], biases[place] = token, bias
     in_prompt = np.zeros((1, vocab_size), np.bool_)
     in_prompt[0, list(prompt)] = True
 
@@ -88,6 +106,10 @@ def make_row(
         min_tokens=number(min(sampling.min_tokens, max_tokens), np.int32),
         max_tokens=number(max_tokens, np.int32),
         stop_tokens=np.array([stop + [NO_TOKEN] * (STOP_SLOTS - len(stop))], np.int32),
+        biased_tokens=np.array([biased], np.int32),
+        biases=np.array([biases], np.float32),
+        is_constrained=number(sampling.constraint is not None, np.bool_),
+        allowed=np.zeros((1, num_words(vocab_size)), np.uint32),
         wants_logprobs=number(sampling.num_logprobs is not None, np.bool_),
         in_prompt=in_prompt,
         counts=np.zeros((1, vocab_size), np.int32),
@@ -111,6 +133,7 @@ def sample(logits_RV: Float[Array, "R V"], rows: Rows) -> tuple[Rows, Drawn]:
     wide_RV = logits_RV.astype(accumulate_dtype(logits_RV.dtype))
     drawn = _drawn(wide_RV, _choose(_adjusted(wide_RV, rows), rows), rows)
     is_live = ~rows.is_done
+    is_lost = is_live & ~drawn.is_finite
     num_generated = rows.num_generated + is_live
     index = jnp.arange(drawn.token.shape[0])
     is_stop = (drawn.token[:, None] == rows.stop_tokens).any(-1)
@@ -120,13 +143,13 @@ def sample(logits_RV: Float[Array, "R V"], rows: Rows) -> tuple[Rows, Drawn]:
         token=jnp.where(is_live, drawn.token, rows.token),
         position=rows.position + is_live,
         num_generated=num_generated,
-        is_done=rows.is_done | (is_live & (is_stop | (num_generated >= rows.max_tokens))),
+        is_done=rows.is_done | is_lost | (is_live & (is_stop | (num_generated >= rows.max_tokens))),
     )
     return noted, drawn
 
 
 def _adjusted(logits_RV: Array, rows: Rows) -> Array:
-    """Logits after the penalties, with the tokens that would end a row too early at -inf."""
+    """Logits after penalties and biases, with the tokens at -inf that would end a row too early or break its constraint."""
 
     def penalised() -> Array:
         is_generated = rows.counts > 0
@@ -139,14 +162,29 @@ def _adjusted(logits_RV: Array, rows: Rows) -> Array:
     adjusted = jax.lax.cond(
         has_penalty.any(), lambda: jnp.where(has_penalty[:, None], penalised(), logits_RV), lambda: logits_RV
     )
+    vocab_size = logits_RV.shape[1]
+    index = jnp.arange(logits_RV.shape[0])[:, None]
+    is_biased = rows.biased_tokens != NO_TOKEN
+
+    def with_biases() -> Array:
+        slots = jnp.where(is_biased, rows.biased_tokens, vocab_size)
+        return adjusted.at[index, slots].add(rows.biases.astype(adjusted.dtype), mode="drop")
+
+    biased = jax.lax.cond(is_biased.any(), with_biases, lambda: adjusted)
     is_early = rows.num_generated < rows.min_tokens
 
     def without_stops() -> Array:
-        index = jnp.arange(logits_RV.shape[0])[:, None]
-        slots = jnp.where(is_early[:, None] & (rows.stop_tokens != NO_TOKEN), rows.stop_tokens, logits_RV.shape[1])
-        return adjusted.at[index, slots].set(-jnp.inf, mode="drop")
+        slots = jnp.where(is_early[:, None] & (rows.stop_tokens != NO_TOKEN), rows.stop_tokens, vocab_size)
+        return biased.at[index, slots].set(-jnp.inf, mode="drop")
 
-    return jax.lax.cond(is_early.any(), without_stops, lambda: adjusted)
+    unstopped = jax.lax.cond(is_early.any(), without_stops, lambda: biased)
+
+    def only_allowed() -> Array:
+        tokens = jnp.arange(vocab_size)
+        is_allowed = (rows.allowed[:, tokens // 32] >> (tokens % 32).astype(jnp.uint32)) & 1
+        return jnp.where((is_allowed == 1) | ~rows.is_constrained[:, None], unstopped, -jnp.inf)
+
+    return jax.lax.cond(jnp.asarray(rows.is_constrained).any(), only_allowed, lambda: unstopped)
 
 
 def _choose(logits_RV: Array, rows: Rows) -> Int[Array, " R"]:
@@ -202,4 +240,6 @@ def _drawn(logits_RV: Array, token_R: Array, rows: Rows) -> Drawn:
 
     logprob, top_tokens, top_logprobs = jax.lax.cond(wanted.any(), measured, nothing)
     fill = ((0, 0), (0, MAX_LOGPROBS - num_top))
-    return Drawn(token_R, logprob, jnp.pad(top_tokens, fill), jnp.pad(top_logprobs, fill, constant_values=-jnp.inf))
+    is_finite = jnp.isfinite(logits_RV).all(-1)
+    top_logprobs = jnp.pad(top_logprobs, fill, constant_values=-jnp.inf)
+    return Drawn(token_R, logprob, jnp.pad(top_tokens, fill), top_logprobs, is_finite)

@@ -9,7 +9,7 @@ the interpreted numbers are tested on the CPU.
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from jaxml.errors import ConfigError
 from jaxml.keys import named_key
 from jaxml.models.attention_blocks import Shape, attend_blocks
 from jaxml.models.attention_split import attend_split, choose_form
-from jaxml.models.cache import Start, attend_cached, written
+from jaxml.models.cache import KeyValueCache, Start
 from jaxml.models.named import named
 from jaxml.models.norm import Norm
 from jaxml.models.parameters import INIT_SCALE, Linear, Stack
@@ -31,6 +31,7 @@ from jaxml.models.spec import AttentionSpec, ExecutionSpec
 
 Form = Literal["xla", "cudnn", "pallas"]
 Choice = Literal["auto", "xla", "cudnn", "pallas"]
+C = TypeVar("C", bound=KeyValueCache)
 PALLAS_BLOCK = 128  # splash attention cuts the tokens into blocks of a multiple of this
 
 
@@ -250,21 +251,14 @@ class Attention(nnx.Module):
         return attend(q_BTNH, k_BTKH, v_BTKH, seen, form=form, logit_softcap=cap, block=block)
 
     def extend(
-        self,
-        x_BTD: Float[Array, "B T D"],
-        turn: Rotation | None,
-        keys_BSKH: Float[Array, "B S K H"],
-        values_BSKH: Float[Array, "B S K H"],
-        start: Start,
-        mask_BTS: Bool[Array, "B T S"],
-    ) -> tuple[Float[Array, "B T D"], Float[Array, "B S K H"], Float[Array, "B S K H"]]:
-        """The same for new tokens that follow those in the cache: (output, keys and values with the new ones from slot
-        `start` on)."""
+        self, x_BTD: Float[Array, "B T D"], turn: Rotation | None, cache: C, layer: int, start: Start
+    ) -> tuple[Float[Array, "B T D"], C]:
+        """The same for new tokens that follow those in the cache: (output, cache with them)."""
         q_BTNH, k_BTKH, v_BTKH = self.project(x_BTD, turn)
-        keys_BSKH, values_BSKH = written(keys_BSKH, k_BTKH, start), written(values_BSKH, v_BTKH, start)
-        mixed_BTNH = attend_cached(q_BTNH, keys_BSKH, values_BSKH, mask_BTS, self.spec.logit_softcap)
+        spec = self.spec
+        mixed_BTNH, cache = cache.extended(layer, q_BTNH, k_BTKH, v_BTKH, start, spec.window, spec.logit_softcap)
         output_BTD = self.output(named(mixed_BTNH, "attention_mixed").reshape(*x_BTD.shape[:2], -1))
-        return named(output_BTD, "attention_output"), keys_BSKH, values_BSKH
+        return named(output_BTD, "attention_output"), cache
 
     def project(
         self, x_BTD: Float[Array, "B T D"], turn: Rotation | None

@@ -1,15 +1,15 @@
 """Keys and values of the tokens seen so far, and attention of new tokens over them.
 
 Reads `models.spec` and `numerics.precision`; `models.attention` writes and reads a layer of the cache,
-`models.decoder.Decoder.extend` the whole, `infer` owns it. A cache is an immutable pytree: `extend` returns a new one, and
-under `jit` with donation XLA updates it in place.
+`models.decoder.Decoder.extend` the whole, `infer` owns it. A cache is an immutable pytree: `extended` returns a new one,
+and under `jit` with donation XLA updates it in place. `models.paged` has the other kind, whose rows share pages.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,28 @@ from jaxml.models.spec import DecoderSpec
 from jaxml.numerics.precision import accumulate_dtype
 
 Start = Int[Array, ""] | Int[Array, " B"]
+
+
+@runtime_checkable
+class KeyValueCache(Protocol):
+    """What `Decoder.extend` needs of a cache."""
+
+    def extended(
+        self,
+        layer: int,
+        q_BTNH: Float[Array, "B T N H"],
+        k_BTKH: Float[Array, "B T K H"],
+        v_BTKH: Float[Array, "B T K H"],
+        start: Start,
+        window: int | None,
+        logit_softcap: float | None,
+    ) -> tuple[Float[Array, "B T N H"], Any]:
+        """(attention of the new queries over a layer's keys and values, the new ones among them; the cache with those).
+
+        `start`: the position of the first new token, one for all rows or one a row. A query sees what is not later than
+        itself, and nearer than `window`.
+        """
+        ...
 
 
 @jax.tree_util.register_dataclass
@@ -40,6 +62,24 @@ class Cache:
     def capacity(self) -> int:
         """Tokens that a row can hold (S)."""
         return self.keys[0].shape[1]
+
+    def extended(
+        self,
+        layer: int,
+        q_BTNH: Float[Array, "B T N H"],
+        k_BTKH: Float[Array, "B T K H"],
+        v_BTKH: Float[Array, "B T K H"],
+        start: Start,
+        window: int | None,
+        logit_softcap: float | None,
+    ) -> tuple[Float[Array, "B T N H"], Cache]:
+        """See `KeyValueCache`; start + T must not exceed the capacity."""
+        keys, values = written(self.keys[layer], k_BTKH, start), written(self.values[layer], v_BTKH, start)
+        mask_BTS = visible(positions_of(start, *k_BTKH.shape[:2]), self.capacity, window)
+        mixed_BTNH = attend_cached(q_BTNH, keys, values, mask_BTS, logit_softcap)
+        new_keys = (*self.keys[:layer], keys, *self.keys[layer + 1 :])
+        new_values = (*self.values[:layer], values, *self.values[layer + 1 :])
+        return mixed_BTNH, Cache(new_keys, new_values)
 
 
 def empty_cache(spec: DecoderSpec, num_rows: int, capacity: int, dtype: Any) -> Cache:

@@ -8,7 +8,7 @@ architecture). Scanned execution is `lax.scan` over the stacks, unrolled executi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jaxml.devices.sharding import constrain_batch
 from jaxml.errors import ConfigError
 from jaxml.keys import named_key
 from jaxml.models.attention import Attention, Visible, softcap
-from jaxml.models.cache import Cache, Start, positions_of, visible
+from jaxml.models.cache import KeyValueCache, Start, positions_of
 from jaxml.models.dropout import drop
 from jaxml.models.mlp import Mlp
 from jaxml.models.named import named, policy_of
@@ -31,6 +31,7 @@ from jaxml.numerics.precision import accumulate_dtype
 
 DropoutKeys = Key[Array, " B"] | None
 Views = dict[int | None, Visible]  # by window
+C = TypeVar("C", bound=KeyValueCache)
 Turns = dict[tuple[RopeSpec | None, int], Rotation]  # by (RopeSpec, head width)
 
 
@@ -134,7 +135,7 @@ class Decoder(nnx.Module):
         x_BTD = named(self.final_norm(x_BTD), "final_norm")
         return jnp.where(segment_ids_BT[:, :, None] != 0, x_BTD, jnp.zeros((), x_BTD.dtype)), {}
 
-    def extend(self, tokens_BT: Int[Array, "B T"], start: Start, cache: Cache) -> tuple[Float[Array, "B T D"], Cache]:
+    def extend(self, tokens_BT: Int[Array, "B T"], start: Start, cache: C) -> tuple[Float[Array, "B T D"], C]:
         """(features, cache with these tokens) of tokens that follow those in the cache, whose own attention is the same
         as in one pass over the whole row. Causal models only; no dropout.
 
@@ -146,26 +147,17 @@ class Decoder(nnx.Module):
         positions_BT = positions_of(start, *tokens_BT.shape)
         x_BTD, turns = self._embed(tokens_BT, positions_BT)
         x_BTD = named(x_BTD, "embedded")
-        windows = {block.attention.window for block in spec.blocks}
-        masks = {window: visible(positions_BT, cache.capacity, window) for window in windows}
-        keys, values = list(cache.keys), list(cache.values)
         splits = [nnx.split(self.blocks[str(i)]) for i in range(len(spec.blocks))]
         for layer in range(spec.num_layers):
             row, index = divmod(layer, len(splits))
             graphdef, state = splits[index]
             block = nnx.merge(graphdef, jax.tree.map(lambda leaf, row=row: leaf[row], state))
             attention = block.spec.attention
-            branch, keys[layer], values[layer] = block.attention.extend(
-                block.attention_norm(x_BTD),
-                turns.get((attention.rope, attention.head_width)),
-                keys[layer],
-                values[layer],
-                start,
-                masks[attention.window],
-            )
+            turn = turns.get((attention.rope, attention.head_width))
+            branch, cache = block.attention.extend(block.attention_norm(x_BTD), turn, cache, layer, start)
             x_BTD = x_BTD + branch
             x_BTD = x_BTD + block.mlp(block.mlp_norm(x_BTD))
-        return named(self.final_norm(x_BTD), "final_norm"), Cache(tuple(keys), tuple(values))
+        return named(self.final_norm(x_BTD), "final_norm"), cache
 
     def _embed(self, tokens_BT: Array, positions_BT: Array) -> tuple[Array, Turns]:
         """Token embeddings, with learned positions if there are any, and the rotations that the layers need."""

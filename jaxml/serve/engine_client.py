@@ -98,7 +98,7 @@ class Call:
         """The worker is gone: every unfinished request ends with an error."""
         self.is_lost = True
         for id in list(self._open):
-            self.take(Event(id, finish_reason="error", error="the process that computes the answer has ended"))
+            self.take(Event(id, finish_reason="error", error="lost"))
 
 
 class EngineClient:
@@ -109,22 +109,27 @@ class EngineClient:
         self._lock = asyncio.Lock()
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._card: Message = {}
+        self._cards: list[Message] = []
         self._numbers = itertools.count()
         self._replies: dict[int, asyncio.Future[Message]] = {}
         self._calls: dict[str, Call] = {}
 
-    async def card(self) -> Message:
-        """What is served, as the worker says. Raises WorkerLostError."""
+    async def cards(self) -> list[Message]:
+        """What is served, as the worker says: a card for each model. Raises WorkerLostError."""
         await self._connect()
-        return self._card
+        return self._cards
 
-    async def stats(self) -> dict[str, int | float]:
-        """The counters of the engine. Raises WorkerLostError."""
+    async def card(self) -> Message:
+        """The first of `cards`."""
+        return (await self.cards())[0]
+
+    async def stats(self) -> dict[str, dict[str, int | float]]:
+        """The counters of each model's engine. Raises WorkerLostError."""
         return (await self._ask({"op": "stats"}))["stats"]
 
-    async def start(self, requests: Sequence[Request]) -> Call:
-        """Submit requests together: all of them run, or none. No other request may have their ids.
+    async def start(self, requests: Sequence[Request], model: str = "") -> Call:
+        """Submit requests to a model ("": the first) together: all of them run, or none. No other request may have their
+        ids.
 
         Raises RequestError or QueueFullError as the engine does, FrameError for what is too large to send, and
         WorkerLostError.
@@ -133,7 +138,8 @@ class EngineClient:
         self._calls.update({request.id: call for request in requests})
         with contextlib.ExitStack() as unless_accepted:
             unless_accepted.callback(call.close)  # also when the client's departure cancels the task that waits here
-            reply = await self._ask({"op": "submit", "requests": [request_to_plain(request) for request in requests]})
+            asked = [request_to_plain(request) for request in requests]
+            reply = await self._ask({"op": "submit", "model": model, "requests": asked})
             if reply["op"] == "refused":
                 raise refusal_from_plain(reply)
             unless_accepted.pop_all()
@@ -178,7 +184,7 @@ class EngineClient:
             if hello is None or hello.get("op") != "hello" or hello.get("protocol") != PROTOCOL:
                 writer.transport.abort()
                 raise WorkerLostError.to_connect("another greeting, or none")
-            self._card, self._writer = hello["card"], writer
+            self._cards, self._writer = hello["cards"], writer
             # The reference is kept: asyncio drops a task that nobody holds, and every stream would hang.
             self._reading = asyncio.create_task(self._read(reader, writer))
             return writer

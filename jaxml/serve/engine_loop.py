@@ -38,7 +38,7 @@ class OpenCheckpoint:
     def __call__(self, emit: Emit) -> tuple[EngineLike, dict[str, Any]]:
         """Raises CheckpointError: nothing usable at `path`, a probe that is not reproduced, no tokenizer."""
         from jaxml.devices.start import tune_allocator, use_compilation_cache
-        from jaxml.infer.engine import Engine
+        from jaxml.infer.engine import Engine, EngineSpec
         from jaxml.infer.language_model import LanguageModel
 
         tune_allocator()
@@ -46,7 +46,7 @@ class OpenCheckpoint:
             use_compilation_cache(self.cache_dir)
         model = LanguageModel.open(self.path)
         tokenizer = model.opened.require_tokenizer()
-        engine = Engine(model, emit=emit, max_batch=self.max_batch, max_queue=self.max_queue)
+        engine = Engine(model, EngineSpec(max_batch=self.max_batch, max_queue=self.max_queue), emit=emit)
         card = {
             "name": self.name,
             "context_length": model.context_length,
