@@ -23,6 +23,8 @@ TEST_NEEDS = ("-e", ".[test,data,track,experiments]")
 SUITE = ("-m", "pytest", "-m", "not slow", "-n", "2", "--dist", "loadfile")
 # Fake devices print SPMD notes, and an accelerator that happens to be there would change what is tested.
 QUIET = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
+# The suite compiles without optimisations (tests/conftest.py); the long sessions compile as users do.
+OPTIMIZED = {**QUIET, "JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""}
 
 
 @nox.session
@@ -93,7 +95,7 @@ def docs(session: nox.Session) -> None:
 def chaos(session: nox.Session) -> None:
     """Random kills for minutes: the resumed run must equal the straight one bit for bit."""
     session.install(*TEST_NEEDS)
-    session.run("python", "-m", "pytest", "-m", "slow", "tests/chaos", "-s", *session.posargs, env=QUIET)
+    session.run("python", "-m", "pytest", "-m", "slow", "tests/chaos", "-s", *session.posargs, env=OPTIMIZED)
 
 
 @nox.session
@@ -101,7 +103,7 @@ def scale(session: nox.Session) -> None:
     """The long matrix of parallelism, precision, processes and proofs, which the suite has a small part of."""
     session.install(*TEST_NEEDS)
     slow = ("tests/prove", "tests/launch", "tests/train", "tests/numerics")
-    session.run("python", "-m", "pytest", "-m", "slow", "-n", "2", *slow, *session.posargs, env=QUIET)
+    session.run("python", "-m", "pytest", "-m", "slow", "-n", "2", *slow, *session.posargs, env=OPTIMIZED)
 
 
 @nox.session

@@ -26,7 +26,7 @@ TOP = 8
 
 # Largest difference of a logit elsewhere, as a share of the largest recorded logit (at least 1). The dtype is that of
 # the products; accelerators may take TF32 or bfloat16 passes for float32 products unless told otherwise.
-BOUNDS = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}
+BOUNDS = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2, "int8": 5e-2, "int8-weights": 2e-3}
 ACCELERATOR_BOUND = 2e-2
 
 

@@ -35,12 +35,19 @@ VERBS = {
     "eval": ("eval", "loss, perplexity, bits a byte; test sets", "jaxml eval runs/a --text held-out.txt"),
     "predict": ("predict", "label texts with a classifier", 'jaxml predict runs/spam "You have won a prize"'),
     "serve": ("serve", "answer over HTTP", "jaxml serve runs/a --port 8000"),
+    "keys": ("keys", "who may ask a service", "jaxml keys add keys.json --tenant alice"),
     "replay": ("replay", "compute a served answer again from its receipt", "jaxml replay answer.json runs/a"),
     "import": (
         "import_",
         "make a checkpoint of a published model",
         "jaxml import models/stories260k --out checkpoints/stories",
     ),
+    "quantize": (
+        "quantize",
+        "make a checkpoint with int8 weights",
+        "jaxml quantize runs/a --scheme int8 --out checkpoints/int8",
+    ),
+    "batch": ("batch", "answer a file of requests", "jaxml batch runs/a in.jsonl -o out.jsonl"),
     "launch": (
         "launch",
         "train in several processes",

@@ -22,13 +22,15 @@ from jaxml.infer.decode import decode_steps, prefill
 from jaxml.infer.opening import Opened
 from jaxml.infer.request import MAX_SEED, Request
 from jaxml.infer.sampling import Rows, make_row, sample
-from jaxml.infer.sealed import probe_batch
+from jaxml.infer.sealed import probe_batch, products
 from jaxml.infer.text import encode_prompt
 from jaxml.inputs.tokenizers import Tokenizer
 from jaxml.models.build import BoundModel, bind_model
 from jaxml.models.cache import Cache, empty_cache
+from jaxml.models.check import decoder_of
 from jaxml.models.spec import DecoderSpec, ExecutionSpec
-from jaxml.models.unrolled import unrolled_params, unrolled_spec
+from jaxml.models.unrolled import for_decoding, out_in, unrolled_params, unrolled_spec
+from jaxml.numerics.precision import cast_floating
 from jaxml.numerics.spec import PrecisionSpec
 
 PIECES = (16, 64, 256)  # tokens of a prompt that one prefill takes; every size is compiled once
@@ -53,7 +55,7 @@ class DecodingModel:
         self.opened = opened
         self.tokenizer: Tokenizer | None = opened.tokenizer
         self.context_length, self.vocab_size = spec.context_length, spec.vocab_size
-        self.bound: BoundModel = bind_model(unrolled_spec(spec), _precision(opened), ExecutionSpec())
+        self.bound: BoundModel = for_decoding(bind_model(unrolled_spec(spec), _precision(opened), ExecutionSpec()))
         self.params: dict[str, Any] = _prepare(opened, self.bound)
         small = -(-self.context_length // PIECES[0]) * PIECES[0]
         self.pieces = tuple(dict.fromkeys(min(size, small) for size in PIECES))
@@ -145,7 +147,7 @@ class DecodingModel:
             cache = empty_cache(self.bound.spec, *tokens.shape, self.bound.policy.compute)  # type: ignore[arg-type]
             return decoder.logits(decoder.extend(tokens, jnp.int32(0), cache)[0])
 
-        compute = self.bound.policy.compute.name
+        compute = products(self.bound.policy, decoder_of(self.bound.spec).quantization)
         sealed = self.opened.manifest.probe
         got = np.asarray(jax.jit(logits)(self.params)).astype(sealed["dtype"])
         faults = check(sealed, got, compute=compute, layout="decoding")
@@ -171,8 +173,7 @@ def _prepare(opened: Opened, bound: BoundModel) -> dict[str, Any]:
     spec, dtype = opened.model, bound.policy.compute
     assert isinstance(spec, DecoderSpec)
     with jax.set_mesh(opened.mesh):
-        prepared = jax.jit(lambda params: jax.tree.map(lambda leaf: leaf.astype(dtype), unrolled_params(spec, params)))(
-            opened.params
-        )
+        prepare = jax.jit(lambda params: out_in(cast_floating(unrolled_params(spec, params), dtype)))
+        prepared = prepare(opened.params)
     # Through the host, so that they are committed to no device: programs are compiled again for arguments that are.
     return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)), prepared)

@@ -1,6 +1,6 @@
 """From a checkpoint to something that can run: verified, its probe reproduced, its tokenizer at hand.
 
-Reads `checkpoint`, `models.build`, `inputs.tokenizers`, `devices.mesh` and `infer.sealed`; the language model, the
+Reads `checkpoint`, `models.build`, `models.check`, `inputs.tokenizers`, `devices.mesh` and `infer.sealed`; the language model, the
 classifier, scoring and serving begin here.
 
 A manifest's experiment is read by its parts (model, task, precision, execution): to resolve it whole would import the
@@ -32,6 +32,7 @@ from jaxml.errors import CheckpointError, ConfigError, JaxmlError
 from jaxml.infer.sealed import circumstances, probe_function
 from jaxml.inputs.tokenizers import Tokenizer, load_tokenizer
 from jaxml.models.build import BoundModel, bind_model
+from jaxml.models.check import decoder_of
 from jaxml.models.spec import ExecutionSpec, ModelSpec
 from jaxml.numerics.spec import PrecisionSpec
 from jaxml.tasks.spec import TaskSpec
@@ -130,7 +131,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Opened:
     faults = check(
         described.manifest.probe,
         probe_logits(opened),
-        **circumstances(mesh.shape, bound.execution, described.precision),
+        **circumstances(mesh.shape, bound.execution, described.precision, decoder_of(described.model).quantization),
     )
     if faults:
         raise CheckpointError.from_faults(faults)

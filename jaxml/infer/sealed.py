@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jaxml.checkpoint.probe import probe_tokens
 from jaxml.models.build import BoundModel
 from jaxml.models.check import decoder_of
-from jaxml.models.spec import ExecutionSpec
-from jaxml.numerics.precision import dtypes
+from jaxml.models.spec import ExecutionSpec, Quantization
+from jaxml.numerics.precision import Policy, dtypes
 from jaxml.numerics.spec import PrecisionSpec
 from jaxml.tasks.spec import TaskSpec, TextClassification
 
@@ -43,9 +43,19 @@ def probe_function(bound: BoundModel, task: TaskSpec) -> Callable[[Any], jax.Arr
     return logits
 
 
-def circumstances(mesh_shape: Mapping[str, int], execution: ExecutionSpec, precision: PrecisionSpec) -> dict[str, str]:
+def circumstances(
+    mesh_shape: Mapping[str, int],
+    execution: ExecutionSpec,
+    precision: PrecisionSpec,
+    quantization: Quantization | None = None,
+) -> dict[str, str]:
     """What decides the bits of the probe beside the machine: keyword arguments of `probe.record` and `probe.check`."""
     # Axes that came later are named where they are used: checkpoints of before tell of data and fsdp alone.
     shape = {axis: size for axis, size in mesh_shape.items() if size > 1 or axis in ("data", "fsdp")}
     layout = f"{shape}, {execution.layers}, {execution.attention}"
-    return {"compute": dtypes(precision).compute.name, "layout": layout}
+    return {"compute": products(dtypes(precision), quantization), "layout": layout}
+
+
+def products(policy: Policy, quantization: Quantization | None) -> str:
+    """What a model multiplies in, as probes record it: it decides how far two records may be apart."""
+    return policy.compute.name if quantization is None else quantization

@@ -1,7 +1,7 @@
 """A conversation to prompt ids, by the model's chat template; what users write never becomes a special token.
 
-Reads `inputs.tokenizers`, `inputs.template_sandbox` (lazily: it needs Jinja) and `errors`; `serve.requests` calls
-`encode_chat`.
+Reads `inputs.tokenizers`, `inputs.hidden_text`, `inputs.template_sandbox` (lazily: it needs Jinja) and `errors`;
+`serve.requests` calls `encode_chat`.
 
 A template writes special tokens around the messages, and a message may spell out the same ones to forge a turn. So every
 character of every message is hidden while the template runs: it is replaced by a code point of the private planes 15 and
@@ -13,33 +13,52 @@ all their characters are the template's. Templates also look into messages (`tri
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jaxml.config.spec import suggest
 from jaxml.errors import DataError, Faults, RequestError, require_extra
+from jaxml.inputs.hidden_text import HIDDEN, Curtain, hidden
 from jaxml.inputs.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
     from jaxml.inputs.template_meter import TemplateLimits
 
-ROLES = ("system", "user", "assistant")
-HIDDEN = re.compile("[\U000f0000-\U0010fffd]+")
+ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A function that the assistant called. arguments: plain values, as JSON can hold them."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Message:
-    """One turn of a conversation: who (one of ROLES) says what."""
+    """One turn of a conversation: who (one of ROLES) says what.
+
+    tool_calls: of the assistant. tool_call_id: in the role "tool", the call that this is the result of.
+    """
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
 
 
-def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message], limits: TemplateLimits | None = None) -> list[int]:
+def encode_chat(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    limits: TemplateLimits | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> list[int]:
     """The ids of a prompt that asks for the assistant's next turn, as `tokenizer.chat_template` writes it.
 
+    tools: descriptions of functions, as OpenAI has them, for templates that show them (others leave them out).
     No start token is added: the template writes it where the model is used to one. Raises RequestError without a
     template, for a role that is none of ROLES, for what the template refuses, for a conversation beyond the limits, for
     text that the tokenizer cannot write, and when no token comes out.
@@ -51,7 +70,7 @@ def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message], limits: Templ
             got="a model that has none",
             todo="ask it for a completion of a prompt, or import it with its chat_template.jinja",
         )
-    parts = render_chat(tokenizer.chat_template, messages, spelt_out(tokenizer), limits)
+    parts = render_chat(tokenizer.chat_template, messages, spelt_out(tokenizer), limits, tools)
     try:
         ids = tokenizer.encode_marked(parts)
     except DataError as error:
@@ -74,7 +93,11 @@ def spelt_out(tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def render_chat(
-    template: str, messages: Sequence[Message], names: dict[str, str], limits: TemplateLimits | None = None
+    template: str,
+    messages: Sequence[Message],
+    names: dict[str, str],
+    limits: TemplateLimits | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[tuple[str, bool]]:
     """The prompt in parts, joined the whole of it, each with whether the template wrote it (else a message).
 
@@ -86,11 +109,10 @@ def render_chat(
 
     check_roles(messages)
     curtain = Curtain(template)
-    conversation = [
-        {"role": message.role, "content": HiddenText(curtain.hide(message.content), curtain)} for message in messages
-    ]
+    conversation = [_as_template_reads(message, curtain) for message in messages]
     compiled = compile_template(template, limits or TemplateLimits())
-    variables = {"messages": conversation, "add_generation_prompt": True, "tools": None, "documents": None}
+    shown = None if tools is None else [hidden(tool, curtain) for tool in tools]
+    variables = {"messages": conversation, "add_generation_prompt": True, "tools": shown, "documents": None}
     rendered = compiled.render(names | variables)
     parts: list[tuple[str, bool]] = []
     done = 0
@@ -98,6 +120,24 @@ def render_chat(
         parts += [(rendered[done : match.start()], True), (curtain.show(match[0]), False)]
         done = match.end()
     return [(text, is_trusted) for text, is_trusted in [*parts, (rendered[done:], True)] if text]
+
+
+def _as_template_reads(message: Message, curtain: Curtain) -> dict[str, Any]:
+    """The message under the names that Hugging Face's templates know."""
+    read: dict[str, Any] = {"role": message.role, "content": hidden(message.content, curtain)}
+    if message.tool_calls:
+        calls = [(call.id, {"name": call.name, "arguments": dict(call.arguments)}) for call in message.tool_calls]
+        read["tool_calls"] = [
+            {
+                "id": hidden(id, curtain),
+                "type": "function",
+                "function": {k: hidden(v, curtain) for k, v in call.items()},
+            }
+            for id, call in calls
+        ]
+    if message.tool_call_id is not None:
+        read["tool_call_id"] = hidden(message.tool_call_id, curtain)
+    return read
 
 
 def check_roles(messages: Sequence[Message]) -> None:
@@ -112,144 +152,3 @@ def check_roles(messages: Sequence[Message]) -> None:
                 todo=suggest(message.role[:60], list(ROLES)),
             )
     faults.raise_if_any()
-
-
-class Curtain:
-    """A one-to-one map between the characters of one conversation and private code points that `source` does not use."""
-
-    def __init__(self, source: str):
-        self._hidden: dict[int, int] = {}
-        self._shown: dict[int, int] = {}
-        used = set(source)
-        self._free = (code for code in range(0xF0000, 0x10FFFE) if code & 0xFFFE != 0xFFFE and chr(code) not in used)
-
-    def hide(self, text: str) -> str:
-        """The text behind the curtain, as long as before."""
-        for character in sorted(set(text)):
-            if ord(character) not in self._hidden:
-                code = next(self._free, None)
-                if code is None:
-                    raise RequestError(
-                        "messages",
-                        expected=f"at most {len(self._hidden)} different characters",
-                        got="more",
-                        todo="send less text at once",
-                    )
-                self._hidden[ord(character)], self._shown[code] = code, ord(character)
-        return text.translate(self._hidden)
-
-    def show(self, text: str) -> str:
-        """The inverse of `hide`; characters that are not hidden stay."""
-        return text.translate(self._shown)
-
-    def plain(self, value: Any) -> Any:
-        """A text, or each of a tuple of texts, as it is behind the curtain; anything else as it is."""
-        if isinstance(value, tuple):
-            return tuple(map(self.plain, value))
-        return self.show(value) if isinstance(value, str) else value
-
-
-def _asked(name: str) -> Any:
-    """A method of `str` that answers for the text behind hidden characters."""
-
-    def method(self: HiddenText, *args: Any) -> Any:
-        return getattr(self.plain, name)(*map(self.curtain.plain, args))
-
-    return method
-
-
-class HiddenText(str):
-    """Hidden characters, perhaps among others, that answer questions and can be cut as the text behind them.
-
-    Every character keeps its place, and so its origin. What Python or Jinja makes of it in ways that are not here is
-    hidden as well, only no longer of this class: `upper` leaves it as it is, and JSON does not escape its quotes.
-    """
-
-    __slots__ = ("_plain", "curtain")
-    curtain: Curtain
-    _plain: str | None
-
-    def __new__(cls, hidden: str, curtain: Curtain) -> HiddenText:
-        made = super().__new__(cls, hidden)
-        made.curtain, made._plain = curtain, None
-        return made
-
-    @property
-    def plain(self) -> str:
-        """The text behind the hidden characters."""
-        if self._plain is None:
-            self._plain = self.curtain.show(self)
-        return self._plain
-
-    def __str__(self) -> str:
-        return self
-
-    def __hash__(self) -> int:
-        return hash(self.plain)
-
-    def __eq__(self, other: object) -> bool:
-        return self.plain == self.curtain.plain(other)
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __contains__(self, text: object) -> bool:
-        return self.curtain.plain(text) in self.plain
-
-    def __getitem__(self, place: Any) -> HiddenText:
-        return HiddenText(super().__getitem__(place), self.curtain)
-
-    def __add__(self, text: str) -> HiddenText:
-        return HiddenText(super().__add__(text), self.curtain)
-
-    def __radd__(self, text: str) -> HiddenText:
-        return HiddenText(str.__add__(text, self), self.curtain)
-
-    def lstrip(self, characters: Any = None) -> HiddenText:
-        return self[len(self) - len(self.plain.lstrip(self.curtain.plain(characters))) :]
-
-    def rstrip(self, characters: Any = None) -> HiddenText:
-        return self[: len(self.plain.rstrip(self.curtain.plain(characters)))]
-
-    def strip(self, characters: Any = None) -> HiddenText:
-        return self.lstrip(characters).rstrip(characters)
-
-    def removeprefix(self, prefix: str) -> HiddenText:
-        return self[len(self) - len(self.plain.removeprefix(self.curtain.plain(prefix))) :]
-
-    def removesuffix(self, suffix: str) -> HiddenText:
-        return self[: len(self.plain.removesuffix(self.curtain.plain(suffix)))]
-
-    def split(self, sep: Any = None, maxsplit: Any = -1) -> list[Any]:
-        sep = self.curtain.plain(sep)
-        return self._cut(self.plain.split(sep, maxsplit), len(sep or ""))
-
-    def rsplit(self, sep: Any = None, maxsplit: Any = -1) -> list[Any]:
-        sep = self.curtain.plain(sep)
-        return self._cut(self.plain.rsplit(sep, maxsplit), len(sep or ""))
-
-    def splitlines(self, keepends: bool = False) -> list[Any]:
-        return self._cut(self.plain.splitlines(keepends))
-
-    def partition(self, sep: str, /) -> Any:
-        return tuple(self._cut(self.plain.partition(self.curtain.plain(sep))))
-
-    def rpartition(self, sep: str, /) -> Any:
-        return tuple(self._cut(self.plain.rpartition(self.curtain.plain(sep))))
-
-    def replace(self, old: str, new: str, count: Any = -1, /) -> HiddenText:
-        return HiddenText(str.join(new, self.split(old, count)), self.curtain)
-
-    def _cut(self, pieces: Iterable[str], gap: int = 0) -> list[HiddenText]:
-        """These pieces of the plain text, in order and `gap` characters (or white space) apart, where they stand here."""
-        found, start = [], 0
-        for piece in pieces:
-            start = self.plain.index(piece, start)
-            found.append(self[start : start + len(piece)])
-            start += len(piece) + gap
-        return found
-
-    count, find, rfind, index, rindex = map(_asked, ("count", "find", "rfind", "index", "rindex"))
-    startswith, endswith, isspace = map(_asked, ("startswith", "endswith", "isspace"))
-    isalnum, isalpha, isdecimal, isdigit = map(_asked, ("isalnum", "isalpha", "isdecimal", "isdigit"))
-    isnumeric, islower, isupper = map(_asked, ("isnumeric", "islower", "isupper"))

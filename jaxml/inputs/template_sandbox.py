@@ -264,7 +264,17 @@ def tojson(
     if indent is not None and not 0 <= indent <= MAX_INDENT:
         raise ValueError(f"an indent from 0 to {MAX_INDENT}")
     encoder = json.JSONEncoder(ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
-    return context.joined("", _spending(context, encoder.iterencode(value)))
+    return context.joined("", _spending(context, encoder.iterencode(_escaped(context, value))))
+
+
+def _escaped(context: MeteredContext, value: Any) -> Any:
+    """A value whose texts of a class of their own (`inputs.chat`) escape themselves, for the encoder sees no quotes in them."""
+    context.spend()
+    if isinstance(value, str):
+        return value.json_escaped() if hasattr(value, "json_escaped") else value
+    if isinstance(value, dict):
+        return {_escaped(context, key): _escaped(context, item) for key, item in value.items()}
+    return [_escaped(context, item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def raise_exception(message: str) -> None:

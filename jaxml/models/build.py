@@ -1,7 +1,7 @@
 """Binds a model spec to functions over plain parameter dicts, once, before anything is traced.
 
-Reads `models.decoder`, `models.classifier`, `models.check`, `numerics.precision` and `trees`; `train`, `infer` and
-`checkpoint` take the BoundModel. Outside a trace a model is its nested dict of arrays and nothing else.
+Reads `models.decoder`, `models.quantized`, `models.classifier`, `models.check`, `numerics.precision` and `trees`; `train`,
+`infer` and `checkpoint` take the BoundModel. Outside a trace a model is its nested dict of arrays and nothing else.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from jaxml.models.attention import choose
 from jaxml.models.check import decoder_of, model_faults
 from jaxml.models.classifier import Classifier
 from jaxml.models.decoder import Decoder
+from jaxml.models.quantized import QuantizedDecoder
 from jaxml.models.spec import ClassifierSpec, DecoderSpec, ExecutionSpec
 from jaxml.numerics.precision import Policy, cast_floating, dtypes
 from jaxml.numerics.spec import PrecisionSpec
@@ -41,7 +42,16 @@ class BoundModel:
         """New parameters as nested dicts, in the dtype of stored parameters.
 
         Call it under `jax.jit` with `out_shardings`: no device then holds a whole array, and the values do not change.
+        Raises ConfigError for a quantized model, which is made of a trained one.
         """
+        quantization = decoder_of(self.spec).quantization
+        if quantization is not None:
+            raise ConfigError(
+                "model.quantization",
+                expected="None in a model that is to be trained",
+                got=quantization,
+                todo="train without it, then `jaxml quantize` the checkpoint",
+            )
         return nnx.to_pure_dict(nnx.state(self._build(key), nnx.Param))
 
     def bind(self, params: dict[str, Any]) -> Any:
@@ -50,6 +60,8 @@ class BoundModel:
 
     def _build(self, key: Key[Array, ""]) -> Decoder | Classifier:
         build = Classifier if isinstance(self.spec, ClassifierSpec) else Decoder
+        if isinstance(self.spec, DecoderSpec) and self.spec.quantization is not None:
+            build = QuantizedDecoder
         return build(self.spec, self.execution, backend=self.backend, key=key, dtype=self.policy.params.name)  # type: ignore[arg-type]
 
 
@@ -65,6 +77,9 @@ def bind_model(
     """
     faults = Faults(ConfigError)
     faults.found.extend(model_faults(spec))
+    if isinstance(spec, ClassifierSpec) and spec.decoder.quantization is not None:
+        todo = "leave it out: `jaxml quantize` takes language models"
+        faults.add("model.decoder.quantization", expected="None", got=spec.decoder.quantization, todo=todo)
     faults.raise_if_any()
     backend = jax.default_backend() if backend is None else backend
     policy = dtypes(precision, backend)

@@ -24,7 +24,7 @@ from jaxml.models.dropout import drop
 from jaxml.models.mlp import Mlp
 from jaxml.models.named import named, policy_of
 from jaxml.models.norm import Norm
-from jaxml.models.parameters import INIT_SCALE, Stack, constant, normal
+from jaxml.models.parameters import INIT_SCALE, Stack, constant, dense_out_in, normal
 from jaxml.models.rope import Rotation, rotation
 from jaxml.models.spec import BlockSpec, DecoderSpec, ExecutionSpec, RopeSpec
 from jaxml.numerics.precision import accumulate_dtype
@@ -82,6 +82,7 @@ class Decoder(nnx.Module):
         has_head: bool = True,
     ):
         self.spec, self.execution, self.backend = spec, execution, backend
+        self.is_out_in = False  # `unrolled.for_decoding` sets it, for a head whose matrix is (out, in)
         self.embed = Table(spec.vocab_size, spec.width, ("vocab", "embed"), named_key(key, "embed"), dtype)
         position_axes, position_key = ("position", "embed"), named_key(key, "positions")
         has_table = spec.position is not None
@@ -216,8 +217,11 @@ class Decoder(nnx.Module):
         wide = accumulate_dtype(features.dtype)
         kernel = None if self.head is None or self.head.kernel is None else self.head.kernel[...]
         table, inner = (self.embed.table[...], 1) if kernel is None else (kernel, 0)
-        over = (((features.ndim - 1,), (inner,)), ((), ()))
-        logits = jax.lax.dot_general(features, table, over, preferred_element_type=wide)
+        if self.is_out_in:
+            logits = dense_out_in(features, table, wide)
+        else:
+            over = (((features.ndim - 1,), (inner,)), ((), ()))
+            logits = jax.lax.dot_general(features, table, over, preferred_element_type=wide)
         if self.head is not None and self.head.bias is not None:
             logits = logits + self.head.bias[...].astype(wide)
         return named(logits if self.spec.logit_softcap is None else softcap(logits, self.spec.logit_softcap), "logits")

@@ -8,6 +8,7 @@ execution. It is drawn in float32 and then cast, so that the same seed gives the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -77,8 +78,28 @@ def _dense_backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array, Arr
 _dense_flat.defvjp(lambda x, kernel_IO: (_dense_flat(x, kernel_IO), (x, kernel_IO)), _dense_backward)
 
 
+def dense_out_in(x: Float[Array, "... I"], kernel_OI: Float[Array, "O I"], dtype: Any = None) -> Float[Array, "... O"]:
+    """x W^T, in `dtype` (None: that of x). Not for training.
+
+    On CPUs as W x^T between barriers: left alone, XLA's CPU compiler makes it a product with a transposed right side, which
+    takes up to three times as long for 2 to 32 rows (docs/adr/0006-decoding-layout-and-batch.md).
+    """
+    rows = x.reshape(-1, x.shape[-1])
+
+    def upright(rows: Array, kernel_OI: Array) -> Array:
+        columns = jax.lax.optimization_barrier(rows.T)
+        return jax.lax.optimization_barrier(jnp.matmul(kernel_OI, columns, preferred_element_type=dtype)).T
+
+    def plain(rows: Array, kernel_OI: Array) -> Array:
+        return jax.lax.dot_general(rows, kernel_OI, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
+
+    y = jax.lax.platform_dependent(rows, kernel_OI, cpu=upright, default=plain)
+    return y.reshape(*x.shape[:-1], -1)
+
+
 class Linear(nnx.Module):
-    """y = x W (+ b), W stored as (in, out); one layer of the stack once sliced. `use_float8` sets `is_float8`."""
+    """y = x W (+ b), W stored as (in, out); one layer of the stack once sliced. `use_float8` sets `is_float8`, and
+    `unrolled.for_decoding` `is_out_in`, whose W is stored as (out, in)."""
 
     def __init__(
         self,
@@ -92,13 +113,14 @@ class Linear(nnx.Module):
         dtype: str,
         scale: float = INIT_SCALE,
     ):
-        self.is_float8 = False
+        self.is_float8 = self.is_out_in = False
         kernel_shape, kernel_axes = (*stack.shape, num_in, num_out), (*stack.axes, *axes)
         self.kernel = normal(named_key(key, "kernel"), kernel_shape, kernel_axes, scale, dtype)
         self.bias = constant(0.0, (*stack.shape, num_out), (*stack.axes, axes[1]), dtype) if has_bias else None
 
     def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
-        y = (float8_product if self.is_float8 else dense)(x, self.kernel[...])
+        multiply = dense_out_in if self.is_out_in else float8_product if self.is_float8 else dense
+        y = multiply(x, self.kernel[...])
         return y if self.bias is None else y + self.bias[...]
 
 

@@ -15,6 +15,10 @@ from jaxml.config.spec import Spec
 LAYER_VALUES = ("query", "key", "value", "attention_mixed", "attention_output", "mlp_hidden", "mlp_output")
 VALUE_NAMES = ("embedded", *LAYER_VALUES, "final_norm", "logits")
 
+# How the matrices of a decoder are stored and multiplied (`models.quantized`): int8 weights and activations rounded to int8
+# as they come ("int8"), or int8 weights alone ("int8-weights").
+Quantization = Literal["int8", "int8-weights"]
+
 
 @dataclass(frozen=True)
 class NormSpec(Spec):
@@ -83,7 +87,7 @@ class BlockSpec(Spec):
 class DecoderSpec(Spec):
     """A stack of blocks. `blocks` is the repeating pattern: layer i is `blocks[i % len(blocks)]`; its length divides
     `num_layers`. `context_length`: the longest row, and the rows of a learned position table. `dropout`: on the summed
-    embeddings and on both branches of each block."""
+    embeddings and on both branches of each block. `quantization`: what `jaxml quantize` makes of a model; not trained."""
 
     vocab_size: int
     context_length: int
@@ -97,6 +101,7 @@ class DecoderSpec(Spec):
     head_bias: bool = False
     logit_softcap: float | None = None
     dropout: float = 0.0
+    quantization: Quantization | None = None
 
 
 @dataclass(frozen=True)

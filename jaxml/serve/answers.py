@@ -1,39 +1,29 @@
-"""What clients get, in the shapes of OpenAI's API: whole answers, the chunks of a stream, errors.
+"""What clients get, in the shapes of OpenAI's API: whole answers, and the chunks of a stream.
 
-Reads `serve.requests`, `infer.request`, `infer.text`, `inputs.tokenizers` and `errors`; the endpoints and the gate send
-what it makes. No HTTP and no jax: dicts that JSON can hold (every number is finite, no text has half a character).
+Reads `serve.errors`, `serve.requests`, `serve.token_names`, `infer.request`, `infer.text` and `inputs.tokenizers`; the
+endpoints send what it makes. No HTTP and no jax: dicts that JSON can hold (every number is finite, no text has half a
+character).
 """
 
 from __future__ import annotations
 
 import json
-import math
 import time
 import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxml.errors import JaxmlError, QueueFullError, RequestError
 from jaxml.infer.request import Event, TokenLogprob
-from jaxml.infer.text import TextStream, token_text
+from jaxml.infer.text import TextStream
 from jaxml.inputs.tokenizers import Tokenizer
-from jaxml.serve.requests import CompletionCall, UnknownModelError
+from jaxml.serve.errors import RETRY_AFTER_S as RETRY_AFTER_S
+from jaxml.serve.errors import Reply, failure_of
+from jaxml.serve.errors import error_object as error_object
+from jaxml.serve.errors import told as told
+from jaxml.serve.requests import CompletionCall
+from jaxml.serve.token_names import TokenNames, finite
 
 DONE = b"data: [DONE]\n\n"
-RETRY_AFTER_S = 1
-# JSON has no infinity, and a masked token's log-probability is minus infinity. OpenAI documents this floor.
-LEAST_LOGPROB = -9999.0
-ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-INTERNAL = "the server failed to answer; its log says where"
-
-
-@dataclass(frozen=True)
-class Reply:
-    """An HTTP answer: status, JSON body, headers."""
-
-    status: int
-    body: dict[str, Any]
-    headers: dict[str, str] = field(default_factory=dict)
 
 
 def sse(value: dict[str, Any]) -> bytes:
@@ -41,53 +31,13 @@ def sse(value: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace") + b"\n\n"
 
 
-def error_object(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """An error as OpenAI's clients read it. `param` names the field that is wrong, `code` the kind of error."""
-    kind = ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+@dataclass(frozen=True)
+class Scored:
+    """A token that is told with its log-probability (None: the first of an echoed prompt has none) and its place."""
 
-
-def error_reply(error: Exception) -> Reply:
-    """The answer that tells a client of an error. What is not its own fault is told without any of the inside."""
-    if isinstance(error, UnknownModelError):
-        return Reply(404, error_object(404, told(error), "model", "model_not_found"))
-    if isinstance(error, RequestError):
-        return Reply(400, error_object(400, told(error), error.faults[0].failed))
-    if isinstance(error, QueueFullError):
-        headers = {"Retry-After": str(RETRY_AFTER_S)}
-        return Reply(429, error_object(429, told(error), code="queue_full"), headers)
-    return Reply(500, error_object(500, INTERNAL, code="internal_error"))
-
-
-def told(error: JaxmlError) -> str:
-    """All faults of an error in one line."""
-    faults = [f"{fault.failed}: expected {fault.expected}, got {fault.got}; {fault.todo}" for fault in error.faults]
-    if len(faults) == 1:
-        return faults[0]
-    return f"{len(faults)} faults. " + " ".join(f"({number}) {fault}." for number, fault in enumerate(faults, 1))
-
-
-class TokenNames:
-    """Tokens as texts: what they write, special ones as they are spelt out, parts of characters as bytes."""
-
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
-        self._known: dict[int, tuple[str, list[int] | None]] = {}
-
-    def __getitem__(self, token: int) -> tuple[str, list[int] | None]:
-        """(name, UTF-8 bytes; None for a special token). Names are distinct where the texts are."""
-        if token not in self._known:
-            self._known[token] = self._name(token)
-        return self._known[token]
-
-    def _name(self, token: int) -> tuple[str, list[int] | None]:
-        if token in self._tokenizer.special_tokens:
-            return self._tokenizer.special_tokens[token], None
-        written = token_text(self._tokenizer, token)
-        try:
-            return written.decode("utf-8"), list(written)
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in written), list(written)
+    token: int
+    logprob: TokenLogprob | None
+    offset: int
 
 
 @dataclass
@@ -97,26 +47,35 @@ class Progress:
     index: int
     offsets: TextStream
     text: str = ""
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    scored: list[Scored] = field(default_factory=list)
     num_characters: int = 0
     num_tokens: int = 0
+    num_cached: int = 0
     finish_reason: str | None = None
+    receipt: dict[str, Any] | None = None
+    has_begun: bool = False
+    is_told: bool = False
 
 
 class Answer:
     """The answer to one call, made of the engine's events.
 
-    Streamed: `opening()`, `take(event)` for each event, `closing()`; each returns the JSON of the events to send, which
-    `sse` writes, and `DONE` follows. Whole: `take` every event, then `reply()`. `fail` ends either one early.
+    `take` every event. Streamed: `opening()` first, `chunks()` whenever something should go out, `closing()` at the end;
+    each returns the JSON of the events to send, which `sse` writes, and `DONE` follows. Whole: `reply()` at the end.
+    `fail` ends either one early. What came since the last `chunks()` goes out as one chunk for each choice.
     `id`, `created`: the same in every chunk. `requests`: what to submit. `failure`: what went wrong, if anything did.
     """
 
-    def __init__(self, call: CompletionCall, tokenizer: Tokenizer, id: str = "", created: int | None = None):
+    def __init__(
+        self, call: CompletionCall, tokenizer: Tokenizer, id: str = "", created: int | None = None, tenant: str = ""
+    ):
         self.call = call
         self.id = id or ("chatcmpl-" if call.is_chat else "cmpl-") + uuid.uuid4().hex
         self.created = int(time.time()) if created is None else created
-        self.requests = call.requests(self.id)
+        self.requests = call.requests(self.id, tenant)
         self.failure: Reply | None = None
+        self._is_failure_told = False
+        self._tokenizer = tokenizer
         self._names = TokenNames(tokenizer)
         self._progress = {
             request.id: Progress(index, TextStream(tokenizer, request.prompt, ()))
@@ -134,40 +93,49 @@ class Answer:
             return []
         return [self._chunk(p, {"delta": {"role": "assistant", "content": ""}}) for p in self._progress.values()]
 
-    def take(self, event: Event) -> list[dict[str, Any]]:
-        """The chunks that an event makes; none while it says nothing new (tokens whose text is still pending).
-
-        The last chunk of a choice has its finish_reason and nothing else; log-probabilities go out with the next text.
-        """
+    def take(self, event: Event) -> None:
+        """One more event of the engine. One that has failed ends the answer."""
         progress = self._progress[event.id]
-        progress.text += event.text
-        progress.logprobs += event.logprobs
-        progress.num_tokens = event.num_tokens
         if event.finish_reason == "error":
-            return self.fail(Reply(500, error_object(500, INTERNAL, code="internal_error")))
-        progress.finish_reason = event.finish_reason
-        if not self.call.stream:
-            return []
-        chunks = []
-        if progress.text or (progress.logprobs and progress.finish_reason):
-            text = {"delta": {"content": progress.text}} if self.call.is_chat else {"text": progress.text}
-            chunks.append(self._chunk(progress, text, self._logprobs(progress)))
-            progress.text, progress.logprobs = "", []
-        if progress.finish_reason:
-            nothing = {"delta": {}} if self.call.is_chat else {"text": ""}
-            chunks.append(self._chunk(progress, nothing, finish_reason=progress.finish_reason))
-        return chunks
+            self.fail(failure_of(event))
+            return
+        if not progress.has_begun:
+            self._begin(progress, event)
+        if self.call.wants_answer:
+            progress.text += event.text
+            progress.num_tokens = event.num_tokens
+            for logprob in event.logprobs:
+                self._score(progress, logprob.token, logprob)
+        if event.finish_reason is not None:
+            progress.finish_reason = event.finish_reason if self.call.wants_answer else "length"
+            progress.receipt = event.receipt
 
-    def fail(self, failure: Reply) -> list[dict[str, Any]]:
-        """The end of a stream that cannot go on: an error, and finish_reason "error" for each choice that is open."""
-        self.failure = failure
-        chunks = [failure.body]
+    def fail(self, failure: Reply) -> None:
+        """The end of an answer that cannot go on: every choice that is open ends with "error"."""
+        self.failure = self.failure or failure
         for progress in self._progress.values():
-            if progress.finish_reason is None:
-                progress.finish_reason = "error"
+            progress.finish_reason = progress.finish_reason or "error"
+
+    def chunks(self) -> list[dict[str, Any]]:
+        """What is new, as the next chunks of a stream; none while that is nothing (tokens whose text is still pending).
+
+        The last chunk of a choice has its finish_reason and nothing to read; log-probabilities go out with the next text.
+        """
+        found = []
+        for progress in self._progress.values():
+            if progress.text or (progress.scored and progress.finish_reason):
+                text = {"delta": {"content": progress.text}} if self.call.is_chat else {"text": progress.text}
+                found.append(self._chunk(progress, text, self._logprobs(progress)))
+                progress.text, progress.scored = "", []
+        if self.failure is not None and not self._is_failure_told:
+            self._is_failure_told = True
+            found.append(self.failure.body)
+        for progress in self._progress.values():
+            if progress.finish_reason and not progress.is_told:
+                progress.is_told = True
                 nothing = {"delta": {}} if self.call.is_chat else {"text": ""}
-                chunks.append(self._chunk(progress, nothing, finish_reason="error"))
-        return chunks
+                found.append(self._chunk(progress, nothing, finish_reason=progress.finish_reason))
+        return found
 
     def closing(self) -> list[dict[str, Any]]:
         """The last chunk of a stream that was asked to count tokens; it has no choices."""
@@ -185,10 +153,38 @@ class Answer:
             choices.append(self._choice(progress, text, self._logprobs(progress), progress.finish_reason))
         return Reply(200, self._body(chunk=False, choices=choices, usage=self.usage()))
 
-    def usage(self) -> dict[str, int]:
-        """Counts of tokens: each prompt once, every choice's answer."""
-        prompt, answer = self.call.num_prompt_tokens, sum(p.num_tokens for p in self._progress.values())
-        return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompts and, so far, of the answers."""
+        return self.call.num_prompt_tokens + sum(progress.num_tokens for progress in self._progress.values())
+
+    def usage(self) -> dict[str, Any]:
+        """Counts of tokens: each prompt once, every choice's answer. cached_tokens: of the prompts, as the first choice
+        of each found them."""
+        prompt, total = self.call.num_prompt_tokens, self.num_tokens
+        cached = sum(p.num_cached for p in self._progress.values() if p.index % self.call.n == 0)
+        counts = {"prompt_tokens": prompt, "completion_tokens": total - prompt, "total_tokens": total}
+        return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
+
+    def _begin(self, progress: Progress, event: Event) -> None:
+        """The prompt, where it is to be told, as the tokenizer writes it: what the model has read."""
+        progress.has_begun, progress.num_cached = True, event.num_cached
+        if not self.call.echo:
+            return
+        answering, progress.offsets = progress.offsets, TextStream(self._tokenizer, (), ())
+        prompt = self.call.choices[progress.index].prompt
+        logprobs: list[TokenLogprob | None] = [None, *event.prompt_logprobs]
+        if len(logprobs) == len(prompt):
+            for token, logprob in zip(prompt, logprobs, strict=True):
+                self._score(progress, token, logprob)
+        whole = TextStream(self._tokenizer, (), ())
+        progress.text = whole.push(prompt) + whole.flush()
+        progress.offsets, progress.num_characters = answering, len(progress.text)
+
+    def _score(self, progress: Progress, token: int, logprob: TokenLogprob | None) -> None:
+        if self.call.choices[progress.index].sampling.num_logprobs is not None:
+            progress.scored.append(Scored(token, logprob, progress.num_characters))
+            progress.num_characters += len(progress.offsets.push([token]))
 
     def _chunk(
         self, progress: Progress, text: dict[str, Any], logprobs: Any = None, finish_reason: str | None = None
@@ -198,13 +194,16 @@ class Answer:
     def _choice(
         self, progress: Progress, text: dict[str, Any], logprobs: Any, finish_reason: str | None
     ) -> dict[str, Any]:
-        return {"index": progress.index, **text, "logprobs": logprobs, "finish_reason": finish_reason}
+        choice = {"index": progress.index, **text, "logprobs": logprobs, "finish_reason": finish_reason}
+        return {**choice, "receipt": progress.receipt} if finish_reason and progress.receipt is not None else choice
 
-    def _body(self, *, chunk: bool, choices: list[dict[str, Any]], usage: dict[str, int] | None) -> dict[str, Any]:
+    def _body(self, *, chunk: bool, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
         kind = "text_completion"
         if self.call.is_chat:
             kind = "chat.completion.chunk" if chunk else "chat.completion"
         body = {"id": self.id, "object": kind, "created": self.created, "model": self.call.model, "choices": choices}
+        if self.call.service_tier is not None:
+            body["service_tier"] = self.call.service_tier
         return {**body, "usage": usage} if self.call.include_usage or not chunk else body
 
     def _logprobs(self, progress: Progress) -> dict[str, Any] | None:
@@ -212,20 +211,17 @@ class Answer:
         if self.call.choices[progress.index].sampling.num_logprobs is None:
             return None
         if self.call.is_chat:
+            told = [scored.logprob for scored in progress.scored if scored.logprob is not None]
             content = [
                 {**self._token(item.token, item.logprob), "top_logprobs": [self._token(*other) for other in item.top]}
-                for item in progress.logprobs
+                for item in told
             ]
             return {"content": content, "refusal": None}
-        offsets = []
-        for item in progress.logprobs:
-            offsets.append(progress.num_characters)
-            progress.num_characters += len(progress.offsets.push([item.token]))
         return {
-            "tokens": [self._names[item.token][0] for item in progress.logprobs],
-            "token_logprobs": [finite(item.logprob) for item in progress.logprobs],
-            "top_logprobs": [self._by_name(item) for item in progress.logprobs],
-            "text_offset": offsets,
+            "tokens": [self._names[item.token][0] for item in progress.scored],
+            "token_logprobs": [item.logprob and finite(item.logprob.logprob) for item in progress.scored],
+            "top_logprobs": [item.logprob and self._by_name(item.logprob) for item in progress.scored],
+            "text_offset": [item.offset for item in progress.scored],
         }
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
@@ -238,8 +234,3 @@ class Answer:
         for token, logprob in (*item.top, (item.token, item.logprob)):
             found.setdefault(self._names[token][0], finite(logprob))
         return found
-
-
-def finite(logprob: float) -> float:
-    """A log-probability that JSON can hold: from LEAST_LOGPROB to 0."""
-    return LEAST_LOGPROB if math.isnan(logprob) else min(0.0, max(LEAST_LOGPROB, logprob))

@@ -1,7 +1,8 @@
-"""The paths of a language model, as OpenAI's API has them: our LitSpec, which talks to the engine and not to LitServe.
+"""The paths of language models, as OpenAI's API has them: our LitSpec, which talks to the engines and not to LitServe.
 
-Reads `serve.requests` (what is asked), `serve.answers` (what is told), `serve.engine_client` (who computes it),
-`serve.gate` and `serve.private`; `launch` hands it to LitServe. It runs in the API processes.
+Reads `serve.requests`, `serve.embeddings`, `serve.token_calls` (what is asked), `serve.answers`, `serve.streams`,
+`serve.errors` (what is told), `serve.engine_client` (who computes it), `serve.visit` (whose it is), `serve.openapi`,
+`serve.served` and `serve.private`; `launch` hands it to LitServe. It runs in the API processes.
 
 A client that leaves cancels its request wherever that is: the gate sees it go, streamed or not.
 """
@@ -9,10 +10,7 @@ A client that leaves cancels its request wherever that is: the gate sees it go, 
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from litserve.specs.base import LitSpec
@@ -20,55 +18,58 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from jaxml.errors import JaxmlError
-from jaxml.infer.request import Event
-from jaxml.inputs.tokenizers import Tokenizer, load_tokenizer
-from jaxml.serve.answers import DONE, RETRY_AFTER_S, Answer, Reply, error_object, error_reply, sse, told
+from jaxml.infer.request import Deadlines, Lane
+from jaxml.infer.request import Request as EngineRequest
+from jaxml.serve.answers import Answer
+from jaxml.serve.embeddings import EmbeddingAnswer, parse_embeddings
 from jaxml.serve.engine_client import Call, EngineClient, WorkerLostError
+from jaxml.serve.errors import RETRY_AFTER_S, Reply, error_object, error_reply, told
 from jaxml.serve.frames import FrameError
-from jaxml.serve.gate import BODY, LEFT
+from jaxml.serve.openapi import describe
 from jaxml.serve.private import Private
-from jaxml.serve.requests import CompletionCall, parse_chat, parse_completion
+from jaxml.serve.requests import CompletionCall, choose_model, named_model, parse_chat, parse_completion
+from jaxml.serve.served import Limits, Served
+from jaxml.serve.streams import follow, stream
+from jaxml.serve.token_calls import detokenize, tokenize
+from jaxml.serve.visit import Visit
 
-COMPLETIONS, CHAT, MODELS = "/v1/completions", "/v1/chat/completions", "/v1/models"
-ROUTES = {COMPLETIONS: "POST", CHAT: "POST", MODELS: "GET"}
+COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
+MODELS, MODEL = "/v1/models", "/v1/models/{model}"
+TOKENIZE, DETOKENIZE = ("/tokenize", "/v1/tokenize"), ("/detokenize", "/v1/detokenize")
+OPENAPI = "/openapi.json"
+ROUTES = {COMPLETIONS: "POST", CHAT: "POST", EMBEDDINGS: "POST", MODELS: "GET", MODEL: "GET", OPENAPI: "GET"}
+ROUTES |= dict.fromkeys((*TOKENIZE, *DETOKENIZE), "POST")
 # Proxies must neither keep an event back nor answer with an old one.
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 CLIENT_LEFT = 499
 
-Parse = Callable[[Any, str, Tokenizer, int], CompletionCall]
-
-
-@dataclass(frozen=True)
-class Served:
-    """What the worker said that it serves. `created`: when, in seconds since 1970."""
-
-    name: str
-    created: int
-    context_length: int
-    tokenizer: Tokenizer
-
-    @classmethod
-    def from_card(cls, card: dict[str, Any]) -> Served:
-        """The worker's card, with the files of its tokenizer: text is encoded here, not in the worker."""
-        with tempfile.TemporaryDirectory(prefix="jaxml-tokenizer-") as folder:
-            for name, content in card["tokenizer"].items():
-                (Path(folder) / name).write_bytes(content)
-            return cls(card["name"], card["created"], card["context_length"], load_tokenizer(folder))
+Parse = Callable[[Any, Served, tuple[Lane, ...]], CompletionCall]
 
 
 class EngineSpec(LitSpec):
-    """One engine's endpoints. The connection to it is opened in each API process when it is first needed."""
+    """The endpoints of one worker's engines. The connection to it is opened in each API process when it is first needed.
 
-    def __init__(self, private: Private):
+    limits, deadlines: of the service.
+    """
+
+    def __init__(self, private: Private, limits: Limits = Limits(), deadlines: Deadlines = Deadlines()):
         super().__init__()
         # LitServe keys its queues by the path, and fails without one; ours stay empty.
         self.api_path = COMPLETIONS
         self._private = private
+        self._limits, self._deadlines = limits, deadlines
         self._client: EngineClient | None = None
-        self._opening: asyncio.Future[Served] | None = None
+        self._opening: asyncio.Future[dict[str, Served]] | None = None
         self.add_endpoint(COMPLETIONS, self.completions, ["POST"])
         self.add_endpoint(CHAT, self.chat_completions, ["POST"])
+        self.add_endpoint(EMBEDDINGS, self.embeddings, ["POST"])
         self.add_endpoint(MODELS, self.models, ["GET"])
+        self.add_endpoint(MODEL, self.model, ["GET"])
+        self.add_endpoint(OPENAPI, self.openapi, ["GET"])
+        for path in TOKENIZE:
+            self.add_endpoint(path, self.tokenize, ["POST"])
+        for path in DETOKENIZE:
+            self.add_endpoint(path, self.detokenize, ["POST"])
 
     def __getstate__(self) -> dict[str, Any]:
         """LitServe pickles its LitAPI, and the spec with it, to the worker, which needs none of this."""
@@ -80,60 +81,106 @@ class EngineSpec(LitSpec):
         return True
 
     async def completions(self, request: Request) -> Response:
-        return await self._answer(request, parse_completion)
+        return await self._completed(Visit(request.scope), parse_completion)
 
     async def chat_completions(self, request: Request) -> Response:
-        return await self._answer(request, parse_chat)
+        return await self._completed(Visit(request.scope), parse_chat)
 
-    async def models(self, request: Request) -> Response:
-        """What is served, with the context length that requests are held to."""
+    async def embeddings(self, request: Request) -> Response:
+        visit = Visit(request.scope)
         try:
-            served = await self._served()
-        except WorkerLostError as error:
-            return _response(unavailable(error))
-        entry = {"id": served.name, "object": "model", "created": served.created, "owned_by": "jaxml"}
-        return JSONResponse({"object": "list", "data": [{**entry, "max_model_len": served.context_length}]})
-
-    async def details(self) -> dict[str, int | float]:
-        """The engine's counts. Raises WorkerLostError. The first call makes everything ready for the first request."""
-        await self._served()
-        return await self._engine.stats()
-
-    async def _answer(self, request: Request, parse: Parse) -> Response:
-        try:
-            served = await self._served()
-            # In a thread: a long text or template must not hold up the streams of others.
-            asked = await asyncio.to_thread(
-                parse, request.scope[BODY], served.name, served.tokenizer, served.context_length
-            )
-            answer = Answer(asked, served.tokenizer)
-            call = await self._engine.start(answer.requests)
-        except WorkerLostError as error:
-            return _response(unavailable(error))
-        except FrameError as error:
-            return _response(Reply(400, error_object(400, told(error))))
+            served = choose_model(visit.body, await self._served())
+            asked = await asyncio.to_thread(parse_embeddings, visit.body, served, visit.lanes)
+            visit.asked(served.name, asked.num_tokens, len(asked.inputs), asked.num_tokens)
+            answer = EmbeddingAnswer(asked, visit.tenant)
+            call = await self._start(visit, answer.requests, served.name, lambda: asked.num_tokens)
         except JaxmlError as error:
-            return _response(error_reply(error))
-        request.scope[LEFT].add_done_callback(lambda _: call.close())
-        if asked.stream:
-            return StreamingResponse(_chunks(answer, call), media_type="text/event-stream", headers=STREAM_HEADERS)
+            return _response(reply_of(error))
         try:
             async for event in call:
-                _take(answer, call, event)
+                visit.event(event)
+                answer.take(event)
                 if answer.failure is not None:
                     break
         finally:
             call.close()
         return _response(answer.reply()) if answer.is_finished else Response(status_code=CLIENT_LEFT)
 
-    async def _served(self) -> Served:
+    async def tokenize(self, request: Request) -> Response:
+        return await self._computed_here(request, tokenize)
+
+    async def detokenize(self, request: Request) -> Response:
+        return await self._computed_here(request, detokenize)
+
+    async def models(self, request: Request) -> Response:
+        """What is served, with the context lengths that requests are held to."""
+        try:
+            served = await self._served()
+        except WorkerLostError as error:
+            return _response(reply_of(error))
+        return JSONResponse({"object": "list", "data": [_entry(model) for model in served.values()]})
+
+    async def model(self, request: Request) -> Response:
+        """One of them. Raises nothing for a name that is not served: that is a 404."""
+        try:
+            served = await self._served()
+            return JSONResponse(_entry(named_model(request.path_params["model"], served)))
+        except JaxmlError as error:
+            return _response(reply_of(error))
+
+    async def openapi(self, request: Request) -> Response:
+        """What all of this takes."""
+        return JSONResponse(describe(self._limits))
+
+    async def details(self) -> dict[str, dict[str, int | float]]:
+        """The engines' counts. Raises WorkerLostError. The first call makes everything ready for the first request."""
+        await self._served()
+        return await self._engine.stats()
+
+    async def _completed(self, visit: Visit, parse: Parse) -> Response:
+        try:
+            served = choose_model(visit.body, await self._served())
+            # In a thread: a long text or template must not hold up the streams of others.
+            asked = await asyncio.to_thread(parse, visit.body, served, visit.lanes)
+            visit.asked(served.name, asked.num_prompt_tokens, len(asked.choices), asked.num_allowed_tokens)
+            answer = Answer(asked, served.tokenizer, tenant=visit.tenant)
+            call = await self._start(visit, answer.requests, served.name, lambda: answer.num_tokens)
+        except JaxmlError as error:
+            return _response(reply_of(error))
+        if asked.stream:
+            chunks = stream(answer, call, visit)
+            return StreamingResponse(chunks, media_type="text/event-stream", headers=STREAM_HEADERS)
+        await follow(answer, call, visit)
+        return _response(answer.reply()) if answer.is_finished else Response(status_code=CLIENT_LEFT)
+
+    async def _start(
+        self, visit: Visit, requests: Sequence[EngineRequest], model: str, num_spent: Callable[[], int]
+    ) -> Call:
+        call = await self._engine.start(requests, model)
+        visit.started(num_spent)
+        visit.left.add_done_callback(lambda _: call.close())
+        return call
+
+    async def _computed_here(self, request: Request, answer: Callable[[Any, Served], dict[str, Any]]) -> Response:
+        visit = Visit(request.scope)
+        try:
+            served = choose_model(visit.body, await self._served())
+            return JSONResponse(await asyncio.to_thread(answer, visit.body, served))
+        except JaxmlError as error:
+            return _response(reply_of(error))
+
+    async def _served(self) -> dict[str, Served]:
         if self._opening is None or (self._opening.done() and self._opening.exception() is not None):
             self._opening = asyncio.ensure_future(self._open())
         # Shielded: a client that leaves while it waits must not take this away from the others.
         return await asyncio.shield(self._opening)
 
-    async def _open(self) -> Served:
-        return await asyncio.to_thread(Served.from_card, await self._engine.card())
+    async def _open(self) -> dict[str, Served]:
+        opened = [
+            await asyncio.to_thread(Served.from_card, card, self._limits, self._deadlines)
+            for card in await self._engine.cards()
+        ]
+        return {served.name: served for served in opened}
 
     @property
     def _engine(self) -> EngineClient:
@@ -142,33 +189,17 @@ class EngineSpec(LitSpec):
         return self._client
 
 
-def unavailable(error: WorkerLostError) -> Reply:
-    """503: the same request may be right a moment later."""
-    body = error_object(503, told(error), code="unavailable")
-    return Reply(503, body, {"Retry-After": str(RETRY_AFTER_S)})
+def reply_of(error: JaxmlError) -> Reply:
+    """The answer that tells a client of an error, those of the way to the worker among them."""
+    if isinstance(error, WorkerLostError):  # The same request may be right a moment later.
+        body = error_object(503, told(error), code="unavailable")
+        return Reply(503, body, {"Retry-After": str(RETRY_AFTER_S)})
+    return Reply(400, error_object(400, told(error))) if isinstance(error, FrameError) else error_reply(error)
 
 
-async def _chunks(answer: Answer, call: Call) -> AsyncIterator[bytes]:
-    """The events of a stream. One that fails says so and ends with DONE; one whose client has left just ends."""
-    try:
-        if opening := answer.opening():
-            yield b"".join(map(sse, opening))
-        async for event in call:
-            if chunks := _take(answer, call, event):
-                yield b"".join(map(sse, chunks))
-            if answer.failure is not None:
-                break
-        if answer.is_finished:
-            yield b"".join(map(sse, [] if answer.failure else answer.closing())) + DONE
-    finally:
-        call.close()
-
-
-def _take(answer: Answer, call: Call, event: Event) -> list[dict[str, Any]]:
-    """The chunks that an event makes; the loss of the worker is told as such."""
-    if event.finish_reason == "error" and call.is_lost:
-        return answer.fail(unavailable(WorkerLostError.ended()))
-    return answer.take(event)
+def _entry(served: Served) -> dict[str, Any]:
+    entry = {"id": served.name, "object": "model", "created": served.created, "owned_by": "jaxml"}
+    return {**entry, "max_model_len": served.context_length}
 
 
 def _response(reply: Reply) -> Response:

@@ -1,6 +1,6 @@
-"""The engine inside LitServe's worker: our LitLoop opens the checkpoint, warms up, and serves the engine on a socket.
+"""The engines inside LitServe's worker: our LitLoop opens the checkpoints, warms up, and serves the engines on a socket.
 
-Reads `infer.engine`, `infer.language_model`, `devices.start`, `serve.engine_server`, `serve.private` and `serve.worker`;
+Reads `errors`, `infer.engine`, `infer.language_model`, `devices.start`, `serve.engine_server`, `serve.private` and `serve.worker`;
 `launch` hands it to LitServe. LitServe's request queue is never touched: tokens do not cross its pickling queues
 (architecture, format D).
 """
@@ -9,51 +9,69 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from litserve import LitAPI
 from litserve.loops import LitLoop
 
-from jaxml.serve.engine_server import Emit, EngineLike, EngineServer
+from jaxml.errors import JaxmlError
+from jaxml.serve.engine_server import Emit, EngineLike, EngineServer, Hosted
 from jaxml.serve.private import Private
 from jaxml.serve.worker import reported
 
-# Builds an engine that reports to the callback, and the card that says what is served (`endpoints.Served.from_card`). It
-# is pickled.
-OpenEngine = Callable[[Emit], tuple[EngineLike, dict[str, Any]]]
+OnStuck = Callable[[], None]
+# Builds an engine that reports to the callbacks, and the card that says what is served (`served.Served.from_card`). It is
+# pickled.
+OpenEngine = Callable[[Emit, OnStuck], tuple[EngineLike, dict[str, Any]]]
+
+# How long the last events of an engine that is stuck have to leave.
+FLUSH_S = 0.5
 
 
 @dataclass(frozen=True)
 class OpenCheckpoint:
-    """Opens the engine of a language model's checkpoint. `cache_dir`: where compiled programs are kept ("": nowhere)."""
+    """Opens the engine of a language model's checkpoint.
+
+    cache_dir: where compiled programs are kept ("": nowhere). The rest as in `infer.engine.EngineSpec` (None: its own).
+    """
 
     path: str
     name: str
     max_batch: int
     max_queue: int
     cache_dir: str = ""
+    mode: Literal["fast", "invariant"] = "fast"
+    cache_bytes: int | None = None
+    watchdog_s: float | None = None
 
-    def __call__(self, emit: Emit) -> tuple[EngineLike, dict[str, Any]]:
+    def __call__(self, emit: Emit, on_stuck: OnStuck) -> tuple[EngineLike, dict[str, Any]]:
         """Raises CheckpointError: nothing usable at `path`, a probe that is not reproduced, no tokenizer."""
         from jaxml.devices.start import tune_allocator, use_compilation_cache
         from jaxml.infer.engine import Engine, EngineSpec
         from jaxml.infer.language_model import LanguageModel
+        from jaxml.models.spec import DecoderSpec
 
         tune_allocator()
         if self.cache_dir:
             use_compilation_cache(self.cache_dir)
         model = LanguageModel.open(self.path)
+        decoder = model.bound.spec
+        assert isinstance(decoder, DecoderSpec)
         tokenizer = model.opened.require_tokenizer()
-        engine = Engine(model, EngineSpec(max_batch=self.max_batch, max_queue=self.max_queue), emit=emit)
+        given: dict[str, Any] = {"cache_bytes": self.cache_bytes, "watchdog_s": self.watchdog_s}
+        given = {name: value for name, value in given.items() if value is not None}
+        spec = EngineSpec(self.mode, self.max_batch, self.max_queue, **given)
         card = {
             "name": self.name,
             "context_length": model.context_length,
             "created": int(time.time()),
             "tokenizer": tokenizer.files(),
+            "has_embeddings": True,
+            "embedding_size": decoder.width,
         }
-        return engine, card
+        return Engine(model, spec, emit=emit, on_stuck=on_stuck), card
 
 
 class EngineAPI(LitAPI):
@@ -64,12 +82,12 @@ class EngineAPI(LitAPI):
 
 
 class EngineLoop(LitLoop):
-    """Runs in the worker until the main process ends it."""
+    """Runs in the worker until the main process ends it, or an engine is stuck. opens: how, by the model's name."""
 
-    def __init__(self, private: Private, open_engine: OpenEngine):
+    def __init__(self, private: Private, opens: Mapping[str, OpenEngine]):
         super().__init__()
         self._private = private
-        self._open_engine = open_engine
+        self._opens = dict(opens)
 
     def __call__(
         self,
@@ -82,14 +100,34 @@ class EngineLoop(LitLoop):
         callback_runner: Any,
     ) -> None:
         """The signature is LitServe's; the queue and the transport are left alone."""
-        with reported(self._private):
-            asyncio.run(self._run())
+        asyncio.run(self._run())
 
     async def _run(self) -> None:
-        server = EngineServer()
-        engine, card = self._open_engine(server.emit)
+        with reported(self._private):
+            loop, stuck = asyncio.get_running_loop(), asyncio.Event()
+            server = EngineServer()
+
+            def on_stuck() -> None:
+                loop.call_soon_threadsafe(stuck.set)
+
+            # Of a device's memory each takes what its spec says; one compilation cache serves them all.
+            hosted = [_opened(name, each, server.emit, on_stuck) for name, each in self._opens.items()]
+            await server.listen(self._private.socket, hosted)
+            for each in hosted:
+                each.engine.start()
+            self._private.write_card({"models": [each.name for each in hosted]})
+            await stuck.wait()
+            await asyncio.sleep(FLUSH_S)
+            got, todo = "one that does not come back", "if steps may be that slow, raise watchdog_s; see the log above"
+            raise JaxmlError("a step of the engine", expected="one that ends", got=got, todo=todo)
+
+
+def _opened(name: str, open_engine: OpenEngine, emit: Emit, on_stuck: OnStuck) -> Hosted:
+    """A model that is ready to start. An error on the way names it."""
+    try:
+        engine, card = open_engine(emit, on_stuck)
         engine.warm_up()
-        await server.listen(self._private.socket, engine, card)
-        engine.start()
-        self._private.write_card({"name": card["name"]})
-        await asyncio.Event().wait()
+    except JaxmlError as error:
+        faults = [replace(fault, failed=f"model {name}: {fault.failed}") for fault in error.faults]
+        raise type(error).from_faults(faults) from error
+    return Hosted(engine, card)

@@ -3,9 +3,9 @@
 Reads `errors` and `infer.request`; `engine_server` and `engine_client` are the two ends. A frame is four bytes of length
 (big-endian) and one msgpack map of plain values: nothing that is unpickled, nothing that could become code.
 
-From an API process: `submit` (call, requests), `cancel` (ids), `stats` (call). From the worker: `hello` (first, with the
-card that says what is served), `accepted` (call), `refused` (call, error, faults), `stats` (call, stats), and `events`,
-one frame for each step of the engine.
+From an API process: `submit` (call, model, requests), `cancel` (ids), `stats` (call). From the worker: `hello` (first,
+with a card for each model that is served), `accepted` (call), `refused` (call, error, faults), `stats` (call, stats by
+model), and `events`, one frame for each step of an engine.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from typing import Any
 import msgpack
 
 from jaxml.errors import Fault, JaxmlError, QueueFullError, RequestError
-from jaxml.infer.request import Event, Request, Sampling, TokenLogprob
+from jaxml.infer.request import Constraint, Deadlines, Event, Request, Sampling, TokenLogprob
 
 # The first number that differs between an old worker and a new API process would be here; both are of one start.
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_FRAME_BYTES = 64 * 2**20
 _LENGTH = struct.Struct(">I")
 _REFUSALS: dict[str, type[JaxmlError]] = {kind.__name__: kind for kind in (RequestError, QueueFullError)}
+
+_MISSING = object()
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Event) if field.name != "id"}
 
 Message = dict[str, Any]
 
@@ -73,30 +76,51 @@ async def read_message(reader: asyncio.StreamReader) -> Message | None:
 
 def request_to_plain(request: Request) -> dict[str, Any]:
     """A request as plain values. `request_from_plain` is the inverse, also after a trip through msgpack."""
-    return {"id": request.id, "prompt": request.prompt, "sampling": vars(request.sampling)}
+    constraint = request.sampling.constraint
+    sampling = {**vars(request.sampling), "constraint": constraint and vars(constraint)}
+    return {**vars(request), "sampling": sampling, "deadlines": vars(request.deadlines)}
 
 
 def request_from_plain(value: dict[str, Any]) -> Request:
-    """The request that `request_to_plain` wrote."""
+    """The request that `request_to_plain` wrote. Raises KeyError or TypeError for anything else."""
     sampling: dict[str, Any] = {
         name: tuple(item) if isinstance(item, list) else item for name, item in value["sampling"].items()
     }
-    return Request(value["id"], tuple(value["prompt"]), Sampling(**sampling))
+    sampling["logit_bias"] = tuple((token, bias) for token, bias in sampling["logit_bias"])
+    if sampling["constraint"] is not None:
+        sampling["constraint"] = Constraint(**sampling["constraint"])
+    fields: dict[str, Any] = {
+        **value,
+        "prompt": tuple(value["prompt"]),
+        "sampling": Sampling(**sampling),
+        "deadlines": Deadlines(**value["deadlines"]),
+    }
+    return Request(**fields)
 
 
 def event_to_plain(event: Event) -> dict[str, Any]:
-    """An event as plain values: what `dataclasses.asdict` gives, several times faster, for every row of every step."""
-    return {**vars(event), "logprobs": tuple(vars(logprob) for logprob in event.logprobs)}
+    """An event as plain values, without the fields that are as by default: most of them, in every row of every step."""
+    value = {name: item for name, item in vars(event).items() if item != _DEFAULTS.get(name, _MISSING)}
+    for name in ("logprobs", "prompt_logprobs"):
+        if name in value:
+            value[name] = tuple(vars(logprob) for logprob in value[name])
+    return value
 
 
 def event_from_plain(value: dict[str, Any]) -> Event:
     """The event that `event_to_plain` wrote, after a trip through msgpack (which turns tuples into lists)."""
-    logprobs = tuple(
-        TokenLogprob(item["token"], item["logprob"], tuple((token, logprob) for token, logprob in item["top"]))
-        for item in value["logprobs"]
-    )
-    fields: dict[str, Any] = {**value, "tokens": tuple(value["tokens"]), "logprobs": logprobs}
+    fields: dict[str, Any] = dict(value)
+    for name in ("tokens", "embedding"):
+        if name in value:
+            fields[name] = tuple(value[name])
+    for name in ("logprobs", "prompt_logprobs"):
+        if name in value:
+            fields[name] = tuple(map(_logprob, value[name]))
     return Event(**fields)
+
+
+def _logprob(value: dict[str, Any]) -> TokenLogprob:
+    return TokenLogprob(value["token"], value["logprob"], tuple((token, logprob) for token, logprob in value["top"]))
 
 
 def join_events(events: list[Event]) -> Event:
@@ -108,8 +132,16 @@ def join_events(events: list[Event]) -> Event:
     for event in events:
         tokens.extend(event.tokens)
         logprobs.extend(event.logprobs)
-    text = "".join(event.text for event in events)
-    return dataclasses.replace(events[-1], tokens=tuple(tokens), text=text, logprobs=tuple(logprobs))
+    first = events[0]  # It alone may be the request's first, which says what the later ones do not repeat.
+    return dataclasses.replace(
+        events[-1],
+        tokens=tuple(tokens),
+        text="".join(event.text for event in events),
+        logprobs=tuple(logprobs),
+        queue_s=first.queue_s,
+        num_cached=first.num_cached,
+        prompt_logprobs=first.prompt_logprobs,
+    )
 
 
 def refusal_to_plain(error: JaxmlError) -> dict[str, Any]:

@@ -1,53 +1,69 @@
-"""The door of an API process: what is let in, and how the main process closes it. In front of LitServe's routing.
+"""The door of an API process: who is let in, to what, and how the main process closes it. In front of LitServe's routing.
 
-Reads `errors`, `serve.answers` and `serve.engine_client`; `lifecycle` makes the `Gate`, and LitServe puts the `Guard`
-around its application.
+Reads `serve.bodies`, `serve.engine_client`, `serve.keys`, `serve.metrics`, `serve.operations`, `serve.page`, `serve.rates`
+and `serve.refusals`; `lifecycle` makes the `Gate`, and LitServe puts the `Guard` around its application.
 
-Only the paths named are let through, so LitServe's own pages (`/`, `/info`, `/health`) are not there; a body is counted
-while it is read, and refused before anything is made of it; every refusal has OpenAI's shape.
+Deny by default: where there are keys, everything needs one but `/health/live` and the page at `/`, before a path is looked
+at and before a body is read. Only the paths named are let through, so LitServe's own pages (`/info`, `/health`) are not
+there; every refusal has OpenAI's shape.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
+import hmac
 import logging
 import multiprocessing
+import re
+import secrets
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from dataclasses import dataclass, field
 
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jaxml.serve.answers import RETRY_AFTER_S, error_object
+from jaxml.serve import page
+from jaxml.serve.bodies import parse_body, read_body, replay, until_left
 from jaxml.serve.engine_client import WorkerLostError
+from jaxml.serve.keys import LOCAL, Caller, KeyRing
+from jaxml.serve.metrics import Metrics, Watched
+from jaxml.serve.operations import CONTENT_TYPE, LIVE, METRICS, Operations, live
+from jaxml.serve.operations import READY as READY_PATH
+from jaxml.serve.rates import Account, RateLimitError, Rates
+from jaxml.serve.refusals import refuse, refuse_for_now, refuse_rate, refuse_unknown
 
 logger = logging.getLogger(__name__)
 
-# The states of a server: draining ends with the last answer, ending when the processes are gone.
-STARTING, READY, DRAINING, ENDING = "starting", "ready", "draining", "ending"
-_STATES = (STARTING, READY, DRAINING, ENDING)
+# The states of a server: restarting while its worker is started again, draining until the last answer, ending when the
+# processes are gone.
+STARTING, READY, RESTARTING, DRAINING, ENDING = "starting", "ready", "restarting", "draining", "ending"
+_STATES = (STARTING, READY, RESTARTING, DRAINING, ENDING)
 END_POLL_S = 0.2
+CLIENT_LEFT = 499
+PAGE, STATS = "/", "/stats"
 
-# What the guard leaves in the scope for the endpoints: the parsed JSON body, and a future that is done when the client
-# has left (or has its answer).
+# What the guard leaves in the scope for the endpoints: the parsed JSON body; a future that is done when the client has left
+# (or has its answer); whose request it is; what that may still ask for; who wants to know what becomes of it.
 BODY, LEFT = "jaxml.body", "jaxml.left"
+CALLER, ACCOUNT, WATCHED = "jaxml.caller", "jaxml.account", "jaxml.watched"
 
-Details = Callable[[], Awaitable[Mapping[str, Any]]]
+Stats = Mapping[str, Mapping[str, float]]
+# The counts of each model that is served.
+Details = Callable[[], Awaitable[Stats]]
 
 
 class Gate:
     """What the main process and the API processes, its forks, agree on through shared memory.
 
     `state`: set by the main process alone. `inside`: requests that were let in and have not been answered to the end.
-    `has_answered`: an API process was asked whether it is ready.
+    `has_answered`: an API process of ours was asked by the main process whether it is ready. `secret`: by which that, which
+    has no key, is known.
     """
 
     def __init__(self) -> None:
+        self.secret = secrets.token_hex(16)
         context = multiprocessing.get_context("fork")
         self._state = context.Value("i", 0)
         self._inside = context.Value("q", 0)
@@ -81,54 +97,121 @@ class Gate:
             self._inside.value -= 1
 
 
-class Guard:
-    """ASGI middleware.
+@dataclass(frozen=True)
+class Door:
+    """What a `Guard` lets through.
 
-    routes: path to method, of all that is let through. accepts_forms: a body that says it is multipart may be; any other
-    is taken for JSON, whatever it says (`curl -d` says that it is URL-encoded). details: asked by `/health/ready` for what
-    it shows beside the state; it may raise WorkerLostError. None: the application goes through LitServe's queues and does
-    not notice the end of its worker, so the guard does.
+    routes: path (of which a part may be `{name}`) to method. accepts_forms: a body that says it is multipart may be; any
+    other is taken for JSON. details: asked for the counts of the engines; it may raise WorkerLostError. None: the
+    application goes through LitServe's queues and does not notice the end of its worker, so the guard does; there is no page.
+    keys: None lets everybody in. operations: where it is watched, if anywhere.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        gate: Gate,
-        routes: Mapping[str, str],
-        max_body_bytes: int,
-        accepts_forms: bool = False,
-        details: Details | None = None,
-    ):
-        self.app = app
-        self.gate, self.routes = gate, routes
-        self.max_body_bytes, self.accepts_forms = max_body_bytes, accepts_forms
-        self.details = details
+    routes: Mapping[str, str]
+    max_body_bytes: int
+    metrics: Metrics
+    accepts_forms: bool = False
+    details: Details | None = None
+    keys: KeyRing | None = None
+    rates: Rates = field(default_factory=Rates)
+    operations: Operations | None = None
+
+    def find(self, path: str) -> tuple[str, str] | None:
+        """The route of a path, and the method that it takes; None: there is nothing."""
+        if path in self.routes:
+            return path, self.routes[path]
+        for route, method in self.routes.items():
+            parts = ["[^/]+" if part.startswith("{") else re.escape(part) for part in route.split("/")]
+            if "{" in route and re.fullmatch("/".join(parts), path):
+                return route, method
+        return None
+
+
+class Guard:
+    """ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, *, gate: Gate, door: Door):
+        self.app, self.gate, self.door = app, gate, door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
+            async with contextlib.AsyncExitStack() as stack:
+                if self.door.metrics.log is not None:
+                    stack.callback(self.door.metrics.log.close)
+                if self.door.operations is not None:
+                    answers = {METRICS: self._metrics, LIVE: _live, READY_PATH: self._readiness}
+                    await stack.enter_async_context(self.door.operations.running(answers))
+                await self.app(scope, receive, send)
         elif scope["type"] == "http":
-            refusal = await self._look(scope)
-            if refusal is not None:
-                await refusal(scope, receive, send)
+            unwatched = await self._look(scope)
+            if unwatched is not None:
+                await unwatched(scope, receive, send)
             else:
-                await self._let_in(scope, receive, send)
+                await self._watch(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1000})
 
     async def _look(self, scope: Scope) -> Response | None:
-        """The answer to what needs nothing from inside: health, wrong paths and methods, a server that is not ready."""
-        path, method = scope["path"], scope["method"]
-        if path in ("/health/live", "/health/ready") and method in ("GET", "HEAD"):
-            return JSONResponse({"status": "live"}) if path == "/health/live" else await self._readiness()
-        if path not in self.routes:
-            return refuse(404, f"there is nothing at {path[:200]}; this server has {', '.join(self.routes)}")
-        if method != self.routes[path]:
-            return refuse(
-                405, f"{path} takes {self.routes[path]}, not {method[:20]}", headers={"Allow": self.routes[path]}
-            )
+        """The answer to those who watch: nothing of it is counted, and nothing needs a place inside."""
+        path, door = scope["path"], self.door
+        if scope["method"] not in ("GET", "HEAD"):
+            return None
+        if path == LIVE:
+            return live()
+        if path == PAGE and door.details is not None:
+            return Response(page.page(), media_type=page.CONTENT_TYPE, headers=page.headers())
+        if path == READY_PATH and self._is_main(scope):
+            readiness = await self._readiness()
+            self.gate.answered()
+            return readiness
+        if path == READY_PATH and self._caller(scope) is not None:
+            return await self._readiness()
+        if path == STATS and door.details is not None and self._caller(scope) is not None:
+            return JSONResponse(door.metrics.summary(await self._stats()))
+        return None
+
+    async def _watch(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, from who asks to the last byte of its answer."""
+        caller, path = self._caller(scope), scope["path"]
+        watched = self.door.metrics.begin(caller.tenant if caller else "", caller.tier if caller else "")
+        answer = _Sending(send)
+        try:
+            found = self.door.find(path)
+            watched.endpoint = found[0] if found else ""
+            refusal = self._refusal(scope, caller, found[1] if found else None)
+            if refusal is not None or caller is None:
+                await (refusal or refuse_unknown(True))(scope, receive, answer)
+            else:
+                await self._let_in(scope, receive, answer, caller, watched)
+        except Exception as error:
+            # The message may hold what the client sent; where it happened does not.
+            where = "".join(traceback.format_tb(error.__traceback__, limit=-8))
+            logger.error("%s failed: %s\n%s", watched.endpoint or "a request", type(error).__name__, where)
+            if answer.status is None:
+                await refuse(500, "an error in the server; its log says where")(scope, receive, answer)
+        finally:
+            watched.end(answer.status if answer.status is not None and answer.is_whole else CLIENT_LEFT)
+
+    def _refusal(self, scope: Scope, caller: Caller | None, method: str | None) -> Response | None:
+        """What needs nothing from inside: nobody's requests, wrong paths and methods, a server that is not ready."""
+        path, asked = scope["path"], scope["method"]
+        if caller is None:
+            return refuse_unknown(any(name == b"authorization" for name, _ in scope["headers"]))
+        if method is None:
+            return refuse(404, f"there is nothing at {path[:200]}; this server has {', '.join(self.door.routes)}")
+        if asked != method:
+            return refuse(405, f"{path} takes {method}, not {asked[:20]}", headers={"Allow": method})
         return self._closed()
+
+    def _caller(self, scope: Scope) -> Caller | None:
+        """Whose request it is; None: nobody's that is known here."""
+        if self.door.keys is None:
+            return LOCAL
+        return self.door.keys.caller(_authorizations(scope))
+
+    def _is_main(self, scope: Scope) -> bool:
+        expected = f"Bearer {self.gate.secret}".encode()
+        return any(hmac.compare_digest(value, expected) for value in _authorizations(scope))
 
     def _closed(self) -> Response | None:
         state = self.gate.state
@@ -136,49 +219,60 @@ class Guard:
 
     async def _readiness(self) -> Response:
         state = self.gate.state
-        details: Mapping[str, Any] = {}
-        if state == READY and self.details is not None:
+        stats: Stats = {}
+        if state == READY and self.door.details is not None:
             try:
-                details = await self.details()
+                stats = await self.door.details()
             except WorkerLostError:
                 state = "without its worker"
-        self.gate.answered()
-        return JSONResponse({"status": state, **details}, 200 if state == READY else 503)
+        return JSONResponse({"status": state, **totals(stats)}, 200 if state == READY else 503)
 
-    async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _metrics(self) -> Response:
+        return Response(self.door.metrics.render(await self._stats()), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _stats(self) -> Stats:
+        """The counts of the engines; nothing of those that do not answer."""
+        if self.door.details is None or self.gate.state not in (READY, DRAINING):
+            return {}
+        try:
+            return await self.door.details()
+        except WorkerLostError:
+            return {}
+
+    async def _let_in(self, scope: Scope, receive: Receive, send: _Sending, caller: Caller, watched: Watched) -> None:
         self.gate.enter()
-        started = False
-
-        async def watched_send(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
         leaving: asyncio.Task[None] | None = None
+        account: Account | None = None
         try:
             # Once more, now that the main process can see this request: it closes the gate before it counts.
             refusal = self._closed()
-            body = await self._body(scope, receive) if refusal is None else refusal
+            if refusal is None and scope["method"] == "POST":
+                try:
+                    account = self.door.rates.open(caller.tenant, caller.tier)
+                    send.account = account
+                except RateLimitError as error:
+                    refusal = refuse_rate(error)
+            body = await read_body(scope, receive, self.door.max_body_bytes) if refusal is None else refusal
+            if isinstance(body, bytes) and scope["method"] == "POST":
+                scope[BODY] = parse_body(scope, body, self.door.accepts_forms)
+                body = scope[BODY] if isinstance(scope[BODY], Response) else body
             if body is None:
                 return
-            if not isinstance(body, bytes):
+            if isinstance(body, Response):
                 await body(scope, receive, send)
                 return
-            leaving = asyncio.create_task(_until_left(receive))
-            scope[LEFT] = leaving
-            if self.details is None:
-                await self._answer_while_it_lives(scope, _replay(body, leaving), watched_send)
+            leaving = asyncio.create_task(until_left(receive))
+            send.leaving = leaving
+            scope[LEFT], scope[CALLER], scope[ACCOUNT], scope[WATCHED] = leaving, caller, account, watched
+            if self.door.details is None:
+                await self._answer_while_it_lives(scope, replay(body, leaving), send)
             else:
-                await self.app(scope, _replay(body, leaving), watched_send)
-        except Exception as error:
-            # The message may hold what the client sent; where it happened does not.
-            where = "".join(traceback.format_tb(error.__traceback__, limit=-8))
-            logger.error("%s failed: %s\n%s", scope["path"], type(error).__name__, where)
-            if not started:
-                await refuse(500, "an error in the server; its log says where")(scope, receive, send)
+                await self.app(scope, replay(body, leaving), send)
         finally:
             if leaving is not None:
                 leaving.cancel()
+            if account is not None:
+                account.close()
             self.gate.leave()
 
     async def _answer_while_it_lives(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -193,91 +287,45 @@ class Guard:
         finally:
             answering.cancel()
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes | Response | None:
-        """The whole body, and its JSON in the scope; a refusal; None when the client has left meanwhile."""
-        headers = dict(scope["headers"])
-        too_large = refuse(413, f"the body may have at most {self.max_body_bytes} bytes")
-        announced = headers.get(b"content-length", b"")
-        if announced.isdigit() and int(announced) > self.max_body_bytes:
-            return too_large
-        body = bytearray()
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            body += message.get("body", b"")
-            if len(body) > self.max_body_bytes:
-                return too_large
-            more = message.get("more_body", False)
-        if scope["method"] == "POST" and not (self.accepts_forms and _is_form(headers.get(b"content-type", b""))):
-            headers[b"content-type"] = b"application/json"
-            scope["headers"] = list(headers.items())
-            try:
-                scope[BODY] = json.loads(bytes(body), parse_constant=_refuse_constant)
-            except (ValueError, RecursionError) as error:
-                return refuse(400, f"the body is not JSON: {_told(error)}", code="invalid_json")
-        return bytes(body)
+
+class _Sending:
+    """A `send` that knows how far the answer is, and says with it what is left of the account."""
+
+    def __init__(self, send: Send):
+        self.status: int | None = None
+        self.is_whole = False
+        self.account: Account | None = None
+        self.leaving: asyncio.Future[None] | None = None
+        self._send = send
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            if self.account is not None:
+                left = [(name.encode(), value.encode()) for name, value in self.account.headers().items()]
+                message = {**message, "headers": [*message.get("headers", []), *left]}
+        has_left = self.leaving is not None and self.leaving.done()  # Afterwards it is done in any case.
+        await self._send(message)
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.is_whole = not has_left
 
 
-def refuse(
-    status: int,
-    message: str,
-    *,
-    param: str | None = None,
-    code: str | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> JSONResponse:
-    """An error as OpenAI's clients read it."""
-    return JSONResponse(error_object(status, message, param=param, code=code), status, headers=headers)
+def totals(stats: Stats) -> dict[str, float]:
+    """The counts of all models together.
+
+    >>> totals({"a": {"running": 1, "queued": 0}, "b": {"running": 2, "queued": 5}})
+    {'running': 3, 'queued': 5}
+    """
+    sums: dict[str, float] = {}
+    for counts in stats.values():
+        for name, count in counts.items():
+            sums[name] = sums.get(name, 0) + count
+    return sums
 
 
-def refuse_for_now(message: str) -> JSONResponse:
-    """503: the same request may be right a moment later."""
-    return refuse(503, message, headers={"Retry-After": str(RETRY_AFTER_S)})
+def _authorizations(scope: Scope) -> list[bytes]:
+    return [value for name, value in scope["headers"] if name == b"authorization"]
 
 
-async def refuse_http_error(request: Request, error: Exception) -> Response:
-    """For `app.add_exception_handler`: what LitServe and FastAPI raise, in OpenAI's shape."""
-    if isinstance(error, HTTPException):
-        return refuse(error.status_code, str(error.detail))
-    if isinstance(error, RequestValidationError):  # Its own text repeats the input.
-        return refuse(400, "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()))
-    return refuse(500, "an error in the server")
-
-
-async def _until_left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _replay(body: bytes, leaving: asyncio.Task[None]) -> Receive:
-    """A `receive` that gives the body that was read, then waits for the client to leave."""
-    given = False
-
-    async def receive() -> Message:
-        nonlocal given
-        if not given:
-            given = True
-            return {"type": "http.request", "body": body, "more_body": False}
-        await asyncio.wait({leaving})
-        return {"type": "http.disconnect"}
-
-    return receive
-
-
-def _is_form(content_type: bytes) -> bool:
-    return content_type.startswith(b"multipart/form-data")
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _told(error: Exception) -> str:
-    """Where the JSON is wrong, without repeating any of it."""
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at line {error.lineno}, column {error.colno}"
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply"
-    return "NaN, an infinity, a number that is too long, or text that is not UTF-8"
+async def _live() -> Response:
+    return live()

@@ -1,11 +1,12 @@
 """The life of a server: its main process starts LitServe, waits, drains, and leaves no process behind.
 
-Reads `errors`, `serve.address`, `serve.gate`, `serve.private` and `serve.worker`; `launch` calls `run`.
+Reads `errors`, `serve.address`, `serve.gate`, `serve.private`, `serve.refusals` and `serve.worker`; `launch` calls `run`.
 
 LitServe starts the processes (a manager, the worker by spawn, API servers by fork) and owns the port. What it does not do
 is here: it dies on SIGTERM at once and leaves its children running, waits for ever for a worker that died early, notices
 other deaths seconds later, and lets Ctrl-C reach every process at the same time. `Watch` takes the place of the event
-for which `LitServer.run` waits, so all decisions are made in the main thread of the main process, in `Watch.wait`.
+for which `LitServer.run` waits, so all decisions are made in the main thread of the main process, in `Watch.wait`. A
+worker with engines that dies is started again, a few times, while the API process stays and refuses for now.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
 from types import FrameType
@@ -31,8 +32,9 @@ from starlette.exceptions import HTTPException
 
 from jaxml.errors import JaxmlError
 from jaxml.serve.address import ServeError, ask_readiness, port_in_use, url
-from jaxml.serve.gate import DRAINING, ENDING, READY, Details, Gate, Guard, refuse_http_error
+from jaxml.serve.gate import DRAINING, ENDING, READY, RESTARTING, Door, Gate, Guard
 from jaxml.serve.private import Private
+from jaxml.serve.refusals import refuse_http_error
 from jaxml.serve.worker import InWorker
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -40,6 +42,8 @@ POLL_S = 0.02
 # How long an API process has for its last answers once no worker computes any more.
 ENDING_S = 3
 PR_SET_PDEATHSIG = 1
+# A worker that has served is started again so many times within so many seconds, after a pause that doubles.
+MAX_RESTARTS, RESTARTS_S, FIRST_PAUSE_S = 3, 300.0, 0.25
 # What LitServe calls its processes, and what they are to the user.
 WORKER, API_SERVER = "inference-worker", "LitServer-0"
 ROLES = {WORKER: "worker", API_SERVER: "API server"}
@@ -48,17 +52,20 @@ ROLES = {WORKER: "worker", API_SERVER: "API server"}
 class Host(LitServer):
     """LitServe with one worker on devices that JAX chooses, and `watch` where it would wait."""
 
-    def __init__(self, lit_api: LitAPI, watch: Watch, private: Private, guard: Mapping[str, Any]):
+    def __init__(self, lit_api: LitAPI, watch: Watch, private: Private, door: Door):
         super().__init__(
             lit_api,
             accelerator="cpu",
             workers_per_device=1,
             timeout=False,
             callbacks=[InWorker(private)],
-            middlewares=[(Guard, dict(guard))],
+            middlewares=[(Guard, {"gate": watch.gate, "door": door})],
             disable_openapi_url=True,
         )
         self._watch = watch
+        if door.details is not None:
+            # LitServe's queues lose what a dead worker was about to take: only engines, which use none, can come back.
+            watch.relaunch = lambda: self.launch_inference_worker(lit_api)
         self._monitor_workers = False
         self.uvicorn_graceful_timeout = ENDING_S
         self.app.add_exception_handler(HTTPException, refuse_http_error)
@@ -89,7 +96,9 @@ class Watch:
     ):
         self.gate, self.private, self.address, self.drain_s, self.say = gate, private, address, drain_s, say
         self.received: list[int] = []
+        self.relaunch: Callable[[], list[BaseProcess]] | None = None
         self._children: set[BaseProcess] = set()
+        self._ends: list[float] = []
         self._wake: socket.socket | None = None
 
     @contextlib.contextmanager
@@ -118,7 +127,7 @@ class Watch:
     def wait(self) -> None:
         """From the moment at which all processes were started until it is time to end them.
 
-        Raises ServeError, or what the worker reported, when a process ended by itself.
+        Raises ServeError, or what the worker reported, when a process ended by itself and is not started again.
         """
         self._children = set(multiprocessing.active_children())
         try:
@@ -126,7 +135,8 @@ class Watch:
                 raise self._ended(name, "ended while it started")
             self._until_ready()
             while not self.received:
-                self._pause(None)
+                if (ended := self._pause(None)) is not None:
+                    self._revive(ended)
             self._drain()
         finally:
             self.gate.state = ENDING
@@ -146,14 +156,54 @@ class Watch:
             if self.gate.state != READY and self.private.card() is not None:
                 self.gate.state = READY
             if self.gate.state == READY or not self.gate.has_answered:
-                status = ask_readiness(self.address)
+                status = ask_readiness(self.address, self.gate.secret)
                 # Two that start together may both bind the port. Only one listens there: who answers must be ours.
                 if status is not None and not self.gate.has_answered:
                     raise port_in_use(self.address)
                 if status == 200:
                     self.say(f"ready: {url(self.address)}")
                     return
-            self._pause(POLL_S)
+            if (ended := self._pause(POLL_S)) is not None:
+                raise self._ended(ended.name, _how(ended.exitcode))
+
+    def _revive(self, ended: BaseProcess | None) -> None:
+        """Start the worker again until it can answer. Raises for any other process, and when it has ended too often."""
+        while ended is not None:
+            failure = self._ended(ended.name, _how(ended.exitcode))
+            if ended.name != WORKER or self.relaunch is None:
+                raise failure
+            now = time.monotonic()
+            self._ends = [at for at in self._ends if now - at < RESTARTS_S] + [now]
+            if len(self._ends) > MAX_RESTARTS:
+                self.say(f"the worker has ended {len(self._ends)} times within {RESTARTS_S:g} s")
+                raise failure
+            self.gate.state = RESTARTING
+            pause_s = FIRST_PAUSE_S * 2 ** (len(self._ends) - 1)
+            fault = failure.faults[0]
+            self.say(
+                f"{fault.failed}: {fault.got}; a new worker in {pause_s:g} s ({len(self._ends)} of {MAX_RESTARTS})"
+            )
+            ended.join()
+            self._children.discard(ended)
+            ended = self._relaunched(now + pause_s)
+
+    def _relaunched(self, start_at_s: float) -> BaseProcess | None:
+        """A new worker at that time of the monotonic clock, and until it is ready or a signal comes. A process that ended
+        meanwhile."""
+        while not self.received and (left_s := start_at_s - time.monotonic()) > 0:
+            if (ended := self._pause(left_s)) is not None:
+                return ended
+        if self.received or self.relaunch is None:
+            return None
+        self.private.forget()
+        self._children.update(self.relaunch())
+        while not self.received and self.private.card() is None:
+            if (ended := self._pause(POLL_S)) is not None:
+                return ended
+        if not self.received:
+            self.gate.state = READY
+            self.say("ready again")
+        return None
 
     def _drain(self) -> None:
         was_ready = self.gate.state == READY
@@ -169,15 +219,14 @@ class Watch:
         while self.gate.inside and time.monotonic() < deadline and all(child.is_alive() for child in self._children):
             self._pause(POLL_S)
 
-    def _pause(self, timeout_s: float | None) -> None:
-        """Until a signal, the end of a child, or the time. Raises for a child that ended before any signal."""
+    def _pause(self, timeout_s: float | None) -> BaseProcess | None:
+        """Until a signal, the end of a child, or the time. A child that ended before any signal."""
         assert self._wake is not None, "LitServer.run is called while signals are handled"
         connection.wait([self._wake, *(child.sentinel for child in self._children)], timeout_s)
         with contextlib.suppress(BlockingIOError):
             self._wake.recv(64)
-        for child in self._children:
-            if not child.is_alive() and not self.received:
-                raise self._ended(child.name, _how(child.exitcode))
+        ended = [child for child in self._children if not child.is_alive()]
+        return ended[0] if ended and not self.received else None
 
     def _ended(self, name: str, how: str) -> JaxmlError:
         """Why a process is gone: what it reported, or how it ended."""
@@ -197,19 +246,16 @@ class Watch:
 
 def run(
     lit_api_in: Callable[[Private], LitAPI],
+    door_of: Callable[[LitAPI], Door],
     *,
     address: tuple[str, int],
-    routes: Mapping[str, str],
-    details_of: Callable[[LitAPI], Details | None],
-    max_body_bytes: int,
-    accepts_forms: bool,
     drain_s: float,
     say: Callable[[str], None],
 ) -> int:
     """Serve until a signal; returns the exit code: 0, or 128 and the number of a second signal.
 
-    lit_api_in: makes what is served, given the directory that its processes share. Raises ServeError, or what the worker
-    raised while it started. No process is left, whatever happens.
+    lit_api_in: makes what is served, given the directory that its processes share; door_of: what is let in to it. Raises
+    ServeError, or what the worker raised while it started. No process is left, whatever happens.
     """
     if threading.current_thread() is not threading.main_thread():
         todo = "call it from the main thread of a process of its own"
@@ -218,14 +264,7 @@ def run(
     watch = Watch(gate, private, address, drain_s, say)
     try:
         lit_api = lit_api_in(private)
-        guard = {
-            "gate": gate,
-            "routes": routes,
-            "max_body_bytes": max_body_bytes,
-            "accepts_forms": accepts_forms,
-            "details": details_of(lit_api),
-        }
-        host = Host(lit_api, watch, private, guard)
+        host = Host(lit_api, watch, private, door_of(lit_api))
         with watch.handling_signals(), _forks_are_ours(), _without_resource_tracker():
             _run_litserve(host, watch, address)
     finally:

@@ -5,6 +5,7 @@ Reads `errors`; `lifecycle` makes and removes it, the worker's loops write to it
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -58,6 +59,12 @@ class Private:
             return None
         kind = getattr(errors, value["error"], JaxmlError)
         return kind.from_faults([Fault(**fault) for fault in value["faults"]])
+
+    def forget(self) -> None:
+        """What a worker wrote that has ended."""
+        for name in ("card.json", "failure.json"):
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(os.path.join(self.path, name))
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

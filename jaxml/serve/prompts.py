@@ -1,7 +1,7 @@
 """The prompts of a request: texts, token ids, or the messages of a conversation, to token ids.
 
-Reads `serve.fields`, `infer.text`, `inputs.chat`, `inputs.tokenizers` and `errors`; `serve.requests` calls
-`read_prompts` and `read_messages`. No jax.
+Reads `serve.fields`, `serve.served`, `serve.tools`, `infer.text`, `inputs.chat`, `inputs.tokenizers` and `errors`;
+`serve.requests`, `serve.embeddings` and `serve.token_calls` call `read_prompts` and `read_messages`. No jax.
 """
 
 from __future__ import annotations
@@ -13,31 +13,35 @@ from jaxml.infer.text import encode_prompt
 from jaxml.inputs.chat import Message
 from jaxml.inputs.tokenizers import Tokenizer
 from jaxml.serve.fields import Fields, shown
+from jaxml.serve.served import Limits
+from jaxml.serve.tools import read_tool_calls
 
 # The role "developer" is what OpenAI calls the system's in newer models; templates know it under its old name.
-ROLE_OF = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+ROLE_OF = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 REFUSED_IN_MESSAGES: dict[str, tuple[Any, ...]] = {
     "annotations": ([],),
     "audio": (),
     "function_call": (),
     "name": (),
     "refusal": (),
-    "tool_calls": ([],),
-    "tool_call_id": (),
 }
+# What a message of a role may have besides role and content.
+FIELDS_OF_ROLE = {"assistant": ["tool_calls"], "tool": ["tool_call_id"]}
 
 
-def read_prompts(fields: Fields, tokenizer: Tokenizer, max_prompts: int) -> list[tuple[str, tuple[int, ...]]]:
-    """(name, ids) of each prompt: of one text or one list of ids, or of a list of either kind."""
-    value = fields.values.get("prompt")
+def read_prompts(
+    fields: Fields, tokenizer: Tokenizer, max_prompts: int, field: str = "prompt"
+) -> list[tuple[str, tuple[int, ...]]]:
+    """(name, ids) of each prompt in a field: of one text or one list of ids, or of a list of either kind."""
+    value = fields.values.get(field)
     if isinstance(value, list) and value and isinstance(value[0], str | list):
         if len(value) > max_prompts:
-            fields.wrong("prompt", f"at most {max_prompts} prompts", "send several requests")
+            fields.wrong(field, f"at most {max_prompts} of them", "send several requests")
             return []
         kind = type(value[0])
-        named = [(f"prompt[{index}]", item if type(item) is kind else None) for index, item in enumerate(value)]
+        named = [(f"{field}[{index}]", item if type(item) is kind else None) for index, item in enumerate(value)]
     else:
-        named = [("prompt", value)]
+        named = [(field, value)]
     read = [(name, _ids(fields, name, item, tokenizer)) for name, item in named]
     return [(name, ids) for name, ids in read if ids]
 
@@ -56,34 +60,41 @@ def _ids(fields: Fields, name: str, prompt: Any, tokenizer: Tokenizer) -> tuple[
             fields.adopt(name, error)
     else:
         expected = "text, a list of token ids, or a list that holds only texts or only lists of token ids"
-        fields.wrong(name, expected, got="" if name == "prompt" else "another kind")
+        fields.wrong(name, expected, got="another kind" if name.endswith("]") else "")
     return ()
 
 
-def read_messages(fields: Fields, max_messages: int, max_parts: int) -> list[Message]:
+def read_messages(fields: Fields, limits: Limits) -> list[Message]:
     """The conversation; [] when anything in it is wrong, which is noted."""
     value = fields.values.get("messages")
-    if not isinstance(value, list) or not 0 < len(value) <= max_messages:
-        fields.wrong("messages", f"a list of 1 to {max_messages} messages")
+    if not isinstance(value, list) or not 0 < len(value) <= limits.messages:
+        fields.wrong("messages", f"a list of 1 to {limits.messages} messages")
         return []
-    found = [_message(fields, f"messages[{index}]", item, max_parts) for index, item in enumerate(value)]
+    found = [_message(fields, f"messages[{index}]", item, limits) for index, item in enumerate(value)]
     messages = [message for message in found if message is not None]
     return messages if len(messages) == len(found) else []
 
 
-def _message(fields: Fields, name: str, value: Any, max_parts: int) -> Message | None:
+def _message(fields: Fields, name: str, value: Any, limits: Limits) -> Message | None:
     if not isinstance(value, dict):
         return fields.wrong(name, "an object with role and content", got=shown(value))
     before = len(fields.faults.found)
     inner = Fields(value, fields.faults, f"{name}.")
-    inner.refuse_others(["role", "content"], REFUSED_IN_MESSAGES)
-    role, content = value.get("role"), _content(inner, max_parts)
+    role = value.get("role")
     known_role = ROLE_OF.get(role) if isinstance(role, str) else None
+    others = {field: ([],) if field == "tool_calls" else () for of in FIELDS_OF_ROLE.values() for field in of}
+    known = ["role", "content", *FIELDS_OF_ROLE.get(known_role or "", [])]
+    inner.refuse_others(known, {**others, **REFUSED_IN_MESSAGES})
     if known_role is None:
         inner.wrong("role", "one of " + ", ".join(ROLE_OF))
+    calls = read_tool_calls(inner, limits) if known_role == "assistant" else ()
+    call_id = value.get("tool_call_id") if known_role == "tool" else None
+    if known_role == "tool" and not isinstance(call_id, str):
+        inner.wrong("tool_call_id", "the id of the call that this is the result of")
+    content = "" if calls and value.get("content") is None else _content(inner, limits.content_parts)
     if content is None or known_role is None or len(fields.faults.found) > before:
         return None
-    return Message(known_role, content)
+    return Message(known_role, content, calls, call_id)
 
 
 def _content(inner: Fields, max_parts: int) -> str | None:

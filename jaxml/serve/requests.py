@@ -1,56 +1,49 @@
 """From the JSON body of a completion or chat request to what the engine takes: every field honoured or refused by name.
 
-Reads `serve.fields`, `serve.prompts`, `infer.request`, `inputs.chat`, `inputs.tokenizers` and `errors`; the endpoints
-call `parse_completion` and `parse_chat`, `serve.answers` reads the result. No jax.
+Reads `serve.fields`, `serve.sampling_fields`, `serve.prompts`, `serve.tools`, `serve.served`, `infer.request`,
+`inputs.chat` and `errors`; the endpoints call `parse_completion` and `parse_chat`, `serve.answers` reads the result. No jax.
 
-Fields and defaults are those of OpenAI's API reference (/v1/completions, /v1/chat/completions) and the sampling fields
-that vLLM added (top_k, min_p, repetition_penalty, min_tokens, stop_token_ids). Where we differ: max_tokens is a ceiling
-(the answer ends with "length" where the context does), `user` is accepted and has no effect on the answer, as documented
-there, and the role "developer" is the system's.
+Fields and defaults are those of OpenAI's API reference (/v1/completions, /v1/chat/completions), the sampling fields that
+vLLM added (top_k, min_p, repetition_penalty, min_tokens, stop_token_ids, ignore_eos, guided_regex, guided_choice), and our
+own `timeout_s` and `receipt`. Where we differ: max_tokens is a ceiling (the answer ends with "length" where the context
+does), `user` is accepted and has no effect on the answer, as documented there, and the role "developer" is the system's.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from jaxml.errors import Faults, RequestError
-from jaxml.infer.request import MAX_LOGPROBS, MAX_SEED, MAX_STOP_STRINGS, MAX_STOP_TOKENS, Request, Sampling
+from jaxml.infer.request import LANES, MAX_LOGPROBS, MAX_SEED, Deadlines, Lane, Request, Sampling
 from jaxml.inputs.chat import encode_chat
-from jaxml.inputs.tokenizers import Tokenizer
 from jaxml.serve.fields import Fields, shown
-from jaxml.serve.prompts import are_ids, read_messages, read_prompts
+from jaxml.serve.prompts import read_messages, read_prompts
+from jaxml.serve.sampling_fields import SAMPLING_FIELDS, read_sampling
+from jaxml.serve.served import Limits as Limits
+from jaxml.serve.served import Served
+from jaxml.serve.tools import TOOL_FIELDS, read_tools
 
 DEFAULT_COMPLETION_TOKENS = 16
+SHORTEST_TIMEOUT_S = 1e-3
 
-# Ranges of numbers beyond what `Sampling.faults` asks: OpenAI's, and what float32 can divide by.
-NUMBERS = {
-    "temperature": (0.0, 100.0),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (0.01, 100.0),
-    "presence_penalty": (-2.0, 2.0),
-    "frequency_penalty": (-2.0, 2.0),
-}
-SMALLEST_TEMPERATURE = 1e-6
-SHARED = ["model", "max_tokens", "min_tokens", "n", "top_k", "seed", "stop", "stop_token_ids", "logprobs", *NUMBERS]
-SHARED += ["stream", "stream_options", "user"]
-COMPLETION_FIELDS = [*SHARED, "prompt"]
-CHAT_FIELDS = [*SHARED, "messages", "max_completion_tokens", "top_logprobs"]
+# What OpenAI calls the lanes: what is asked, and what an answer says it was given.
+LANE_OF_TIER: dict[str, Lane] = {"default": "normal", "flex": "batch", "priority": "interactive", "fast": "interactive"}
+TIER_OF_LANE: dict[Lane, str] = {"normal": "default", "batch": "flex", "interactive": "priority"}
+
+SHARED = ["model", "max_tokens", "n", "logprobs", *SAMPLING_FIELDS, "stream", "stream_options", "user"]
+SHARED += ["service_tier", "timeout_s", "receipt"]
+COMPLETION_FIELDS = [*SHARED, "prompt", "echo"]
+CHAT_FIELDS = [*SHARED, "messages", "max_completion_tokens", "top_logprobs", *TOOL_FIELDS]
 
 # Fields that OpenAI documents and we do not offer, with values besides null that ask for nothing.
-REFUSED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "echo": (False,),
-    "logit_bias": ({},),
-    "suffix": ("",),
-}
+REFUSED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {"best_of": (1,), "suffix": ("",)}
 REFUSED_IN_CHAT: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "function_call": ("none",),
     "functions": ([],),
-    "logit_bias": ({},),
     "metadata": ({},),
     "modalities": (["text"],),
     "moderation": (),
@@ -60,44 +53,15 @@ REFUSED_IN_CHAT: dict[str, tuple[Any, ...]] = {
     "prompt_cache_options": (),
     "prompt_cache_retention": (),
     "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
     "safety_identifier": (),
-    "service_tier": ("auto",),
     "store": (False,),
-    "tool_choice": ("none",),
-    "tools": ([],),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The most that one request may ask for. answers: choices of all prompts together. stop_characters: of each string."""
-
-    body_bytes: int = 2**20
-    choices: int = 16
-    prompts: int = 32
-    answers: int = 64
-    messages: int = 1024
-    content_parts: int = 64
-    stop_strings: int = MAX_STOP_STRINGS
-    stop_characters: int = 256
-    stop_tokens: int = MAX_STOP_TOKENS
-
-
 class UnknownModelError(RequestError):
     """A request for a model that is not served here."""
-
-
-@dataclass(frozen=True)
-class Served:
-    """What requests are checked against: the model that is served, by its name, and what it can take."""
-
-    model_name: str
-    tokenizer: Tokenizer
-    context_length: int
-    limits: Limits
 
 
 @dataclass(frozen=True)
@@ -112,7 +76,8 @@ class Choice:
 class CompletionCall:
     """A request that can be right. `choices[prompt * n + i]` is the i-th answer to a prompt, as OpenAI numbers them.
 
-    include_usage: a stream's last chunk counts tokens.
+    include_usage: a stream's last chunk counts tokens. echo: the prompt is told before the answer; wants_answer: the
+    answer too (the engine gives one token in any case). service_tier: what the answer says it was given, if asked.
     """
 
     model: str
@@ -121,39 +86,93 @@ class CompletionCall:
     stream: bool
     include_usage: bool
     is_chat: bool
+    echo: bool = False
+    wants_answer: bool = True
+    lane: Lane = "normal"
+    service_tier: str | None = None
+    deadlines: Deadlines = Deadlines()
+    wants_receipt: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of the prompts, each counted once however many choices it has."""
         return sum(len(choice.prompt) for choice in self.choices[:: self.n])
 
-    def requests(self, id: str) -> list[Request]:
+    @property
+    def num_allowed_tokens(self) -> int:
+        """Tokens of the prompts and the most that the answers may have."""
+        return self.num_prompt_tokens + sum(choice.sampling.max_tokens or 0 for choice in self.choices)
+
+    def requests(self, id: str, tenant: str = "") -> list[Request]:
         """What the engine takes, in the order of the choices; `id` is that of the whole response."""
-        return [Request(f"{id}-{i}", choice.prompt, choice.sampling) for i, choice in enumerate(self.choices)]
+        return [
+            Request(
+                f"{id}-{index}",
+                choice.prompt,
+                choice.sampling,
+                lane=self.lane,
+                tenant=tenant,
+                deadlines=self.deadlines,
+                wants_receipt=self.wants_receipt,
+            )
+            for index, choice in enumerate(self.choices)
+        ]
 
 
-def parse_completion(
-    body: Any, model_name: str, tokenizer: Tokenizer, context_length: int, limits: Limits = Limits()
-) -> CompletionCall:
-    """The call that the body of /v1/completions asks for.
+def choose_model(body: Any, served: Mapping[str, Served]) -> Served:
+    """The model that a body names; the only one, or the first, where it names none. Raises UnknownModelError.
+
+    A name that is no text is left for the parser to refuse, with the other faults.
+    """
+    name = body.get("model") if isinstance(body, dict) else None
+    if not isinstance(name, str):
+        return next(iter(served.values()))
+    return named_model(name, served)
+
+
+def named_model(name: str, served: Mapping[str, Served]) -> Served:
+    """The model of a name. Raises UnknownModelError."""
+    if name not in served:
+        names = ", ".join(map(repr, served))
+        expected = f"the model that is served here, {names}" if len(served) == 1 else f"one of {names}"
+        raise UnknownModelError("model", expected=expected, got=shown(name), todo="see /v1/models")
+    return served[name]
+
+
+def parse_completion(body: Any, served: Served, lanes: tuple[Lane, ...] = LANES) -> CompletionCall:
+    """The call that the body of /v1/completions asks for. lanes: those that the caller may use.
 
     Raises RequestError with every fault, the first named after its field; UnknownModelError for another model's name.
     """
-    served = Served(model_name, tokenizer, context_length, limits)
-    fields = _opened(body, model_name)
+    fields = opened(body, served)
     fields.refuse_others(COMPLETION_FIELDS, REFUSED_IN_COMPLETIONS)
     num_logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
-    max_tokens = fields.integer("max_tokens", 1) or DEFAULT_COMPLETION_TOKENS
-    prompts = read_prompts(fields, tokenizer, limits.prompts)
-    return _call(fields, prompts, max_tokens, num_logprobs, served)
+    echo = fields.boolean("echo") or False
+    max_tokens = fields.integer("max_tokens", 0 if echo else 1)
+    max_tokens = DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens
+    prompts = read_prompts(fields, served.tokenizer, served.limits.prompts)
+    call = _call(fields, prompts, max_tokens, num_logprobs, served, lanes)
+    if not echo:
+        return call
+    # Whoever scores texts (lm-eval) counts on one entry for the one generated token, also where that ends a text.
+    is_scoring = num_logprobs is not None and max_tokens <= 1
+    choices = [
+        dataclasses.replace(
+            choice,
+            sampling=dataclasses.replace(
+                choice.sampling,
+                num_prompt_logprobs=num_logprobs,
+                ignore_eos=choice.sampling.ignore_eos or (is_scoring and choice.sampling.constraint is None),
+            ),
+        )
+        for choice in call.choices
+    ]
+    return dataclasses.replace(call, choices=tuple(choices), echo=True, wants_answer=max_tokens > 0)
 
 
-def parse_chat(
-    body: Any, model_name: str, tokenizer: Tokenizer, context_length: int, limits: Limits = Limits()
-) -> CompletionCall:
-    """The call that the body of /v1/chat/completions asks for. Raises as `parse_completion` does."""
-    served = Served(model_name, tokenizer, context_length, limits)
-    fields = _opened(body, model_name)
+def parse_chat(body: Any, served: Served, lanes: tuple[Lane, ...] = LANES) -> CompletionCall:
+    """The call that the body of /v1/chat/completions asks for. Arguments and errors as of `parse_completion`."""
+    fields = opened(body, served)
     fields.refuse_others(CHAT_FIELDS, REFUSED_IN_CHAT)
     wants_logprobs = fields.boolean("logprobs")
     num_logprobs = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
@@ -163,29 +182,36 @@ def parse_chat(
     max_completion_tokens = fields.integer("max_completion_tokens", 1)
     if max_tokens and max_completion_tokens and max_tokens != max_completion_tokens:
         fields.wrong("max_tokens", f"the same as max_completion_tokens, {max_completion_tokens}", "give one of them")
-    messages = read_messages(fields, limits.messages, limits.content_parts)
-    prompts: list[tuple[str, tuple[int, ...]]] = []
-    if messages:
-        try:
-            prompts = [("messages", tuple(encode_chat(tokenizer, messages)))]
-        except RequestError as error:
-            fields.adopt("messages", error)
+    prompts = read_conversation(fields, served)
     asked_logprobs = (num_logprobs or 0) if wants_logprobs else None
-    return _call(fields, prompts, max_completion_tokens or max_tokens, asked_logprobs, served, is_chat=True)
+    return _call(fields, prompts, max_completion_tokens or max_tokens, asked_logprobs, served, lanes, is_chat=True)
 
 
-def _opened(body: Any, model_name: str) -> Fields:
+def read_conversation(fields: Fields, served: Served) -> list[tuple[str, tuple[int, ...]]]:
+    """(name of the field, ids) of the one prompt that messages and tools make; none when they are wrong, which is noted."""
+    before = len(fields.faults.found)
+    messages, tools = read_messages(fields, served.limits), read_tools(fields, served.limits)
+    if not messages or len(fields.faults.found) > before:
+        return []
+    try:
+        return [("messages", tuple(encode_chat(served.tokenizer, messages, tools=tools)))]
+    except RequestError as error:
+        fields.adopt("messages", error)
+        return []
+
+
+def opened(body: Any, served: Served) -> Fields:
     """The fields of a body. Raises RequestError where it is no object, UnknownModelError at once."""
     if not isinstance(body, dict):
         raise RequestError("body", expected="a JSON object", got=shown(body), todo="send {...}")
     fields = Fields(body, Faults(RequestError))
     model = body.get("model")
-    if model is not None and not isinstance(model, str):
-        fields.wrong("model", f"text: {model_name!r}")
-    elif model is not None and model != model_name:
-        raise UnknownModelError(
-            "model", expected=f"the model that is served here, {model_name!r}", got=shown(model), todo="see /v1/models"
-        )
+    if isinstance(model, str):
+        named_model(model, {served.name: served})
+    elif model is not None:
+        fields.wrong("model", f"text: {served.name!r}")
+    if fields.values.get("user") is not None and not isinstance(fields.values["user"], str):
+        fields.wrong("user", "text")
     return fields
 
 
@@ -195,10 +221,11 @@ def _call(
     max_tokens: int | None,
     num_logprobs: int | None,
     served: Served,
+    lanes: tuple[Lane, ...],
     is_chat: bool = False,
 ) -> CompletionCall:
-    """What both kinds of request share. `prompts` holds (name of the field, ids)."""
-    limits, context_length = served.limits, served.context_length
+    """What both kinds of request share. `prompts` holds (name of the field, ids); max_tokens None: as many as fit."""
+    limits = served.limits
     n = fields.integer("n", 1, limits.choices) or 1
     if n * len(prompts) > limits.answers:
         fields.wrong(
@@ -206,25 +233,39 @@ def _call(
         )
     stream = fields.boolean("stream") or False
     include_usage = _include_usage(fields, stream)
-    if fields.values.get("user") is not None and not isinstance(fields.values["user"], str):
-        fields.wrong("user", "text")
-    sampling = dataclasses.replace(_sampling(fields, served), max_tokens=max_tokens, num_logprobs=num_logprobs)
-    if max_tokens and sampling.min_tokens > max_tokens:
+    lane, tier = read_lane(fields, lanes)
+    deadlines = read_deadlines(fields, served)
+    wants_receipt = fields.boolean("receipt") or False
+    sampling = dataclasses.replace(read_sampling(fields, served), num_logprobs=num_logprobs)
+    if max_tokens is not None and sampling.min_tokens > max_tokens:
         fields.wrong("min_tokens", f"at most max_tokens, {max_tokens}")
     choices: list[Choice] = []
     for name, prompt in prompts:
-        room = context_length - len(prompt)
-        if room < 1:
-            fields.wrong(
-                name,
-                f"at most {context_length - 1} tokens: the context is {context_length}, and 1 must be left for the answer",
-                "shorten it",
-                f"{len(prompt)} tokens",
-            )
-        within = dataclasses.replace(sampling, max_tokens=min(max_tokens or room, room))
+        room = check_room(fields, name, prompt, served)
+        within = dataclasses.replace(sampling, max_tokens=min(room if max_tokens is None else max(1, max_tokens), room))
         choices += [Choice(prompt, _seeded(within, index)) for index in range(n)]
     fields.faults.raise_if_any()
-    return CompletionCall(served.model_name, tuple(choices), n, stream, include_usage, is_chat)
+    return CompletionCall(
+        served.name,
+        tuple(choices),
+        n,
+        stream,
+        include_usage,
+        is_chat,
+        lane=lane,
+        service_tier=tier,
+        deadlines=deadlines,
+        wants_receipt=wants_receipt,
+    )
+
+
+def check_room(fields: Fields, name: str, prompt: tuple[int, ...], served: Served) -> int:
+    """How many tokens fit behind a prompt; a fault is noted when that is none."""
+    most = served.context_length - 1
+    if len(prompt) > most:
+        expected = f"at most {most} tokens: the context is {served.context_length}, and 1 must be left for the answer"
+        fields.wrong(name, expected, "shorten it", f"{len(prompt)} tokens")
+    return served.context_length - len(prompt)
 
 
 def _seeded(sampling: Sampling, index: int) -> Sampling:
@@ -233,49 +274,26 @@ def _seeded(sampling: Sampling, index: int) -> Sampling:
     return dataclasses.replace(sampling, seed=seed)
 
 
-def _sampling(fields: Fields, served: Served) -> Sampling:
-    """The fields that say how to choose a token; faults are noted, and the defaults stand for what is wrong."""
-    given: dict[str, Any] = {name: fields.number(name, low, high) for name, (low, high) in NUMBERS.items()}
-    temperature = given["temperature"]
-    if temperature is not None and 0 < temperature < SMALLEST_TEMPERATURE:
-        fields.wrong("temperature", f"0, or from {SMALLEST_TEMPERATURE:g} up", "take 0 for the most likely token")
-        given["temperature"] = None
-    given |= {name: fields.integer(name, 0) for name in ("top_k", "min_tokens")}
-    given["seed"] = fields.integer("seed", 0, MAX_SEED)
-    given["stop"] = _stop_strings(fields, served.limits)
-    given["stop_token_ids"] = _stop_tokens(fields, served.tokenizer, served.limits)
-    sampling = Sampling(**{name: value for name, value in given.items() if value is not None})
-    for fault in sampling.faults(served.tokenizer.vocab_size):
-        fields.wrong(fault.failed, fault.expected, fault.todo)
-    return sampling
+def read_lane(fields: Fields, lanes: tuple[Lane, ...]) -> tuple[Lane, str | None]:
+    """The lane, and what the answer calls it (None: it was not asked). By default the normal one, where that is allowed."""
+    tier = fields.values.get("service_tier")
+    if tier is None or tier == "auto":
+        lane: Lane = "normal" if "normal" in lanes else lanes[0]
+        return lane, None if tier is None else TIER_OF_LANE[lane]
+    known = {name: lane for name, lane in LANE_OF_TIER.items() if lane in lanes}
+    if not isinstance(tier, str) or tier not in known:
+        fields.wrong("service_tier", "one of " + ", ".join(("auto", *known)))
+        return "normal", None
+    return known[tier], TIER_OF_LANE[known[tier]]
 
 
-def _stop_strings(fields: Fields, limits: Limits) -> tuple[str, ...]:
-    value = fields.values.get("stop")
-    strings = [] if value is None else value if isinstance(value, list) else [value]
-    longest = limits.stop_characters
-    right = all(isinstance(item, str) and 0 < len(item) <= longest and _is_unicode(item) for item in strings)
-    if not right or len(strings) > limits.stop_strings:
-        expected = f"text, or a list of at most {limits.stop_strings} texts, each of 1 to {longest} characters"
-        fields.wrong("stop", expected)
-        return ()
-    return tuple(strings)
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether a text has no half of a surrogate pair."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _stop_tokens(fields: Fields, tokenizer: Tokenizer, limits: Limits) -> tuple[int, ...]:
-    value = fields.values.get("stop_token_ids")
-    if value is None:
-        return ()
-    if isinstance(value, list) and len(value) <= limits.stop_tokens and are_ids(value, tokenizer):
-        return tuple(value)
-    expected = f"a list of at most {limits.stop_tokens} token ids from 0 to {tokenizer.vocab_size - 1}"
-    fields.wrong("stop_token_ids", expected)
-    return ()
+def read_deadlines(fields: Fields, served: Served) -> Deadlines:
+    """The service's, of which `timeout_s` may shorten the total."""
+    timeout_s = fields.number("timeout_s", SHORTEST_TIMEOUT_S, served.limits.timeout_s)
+    if timeout_s is None:
+        return served.deadlines
+    own = served.deadlines.total_s
+    return dataclasses.replace(served.deadlines, total_s=timeout_s if own is None else min(own, timeout_s))
 
 
 def _include_usage(fields: Fields, stream: bool) -> bool:

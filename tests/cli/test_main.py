@@ -11,8 +11,7 @@ import pytest
 
 from jaxml.cli.experiment_file import load_experiment
 from jaxml.cli.main import VERBS, finite, main
-from jaxml.recipes import assemble as assemble_module
-from tests.recipes.conftest import StraightRun, shared_program, straight  # noqa: F401
+from tests.recipes.conftest import StraightRun, share_programs, straight  # noqa: F401
 
 FILE = """
 from pathlib import Path
@@ -24,7 +23,7 @@ def config():
 
 @pytest.fixture(autouse=True)
 def _share_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(assemble_module, "build_program", shared_program)
+    share_programs(monkeypatch)
     # Compiled programs belong to the suite's cache, not to the user's.
     monkeypatch.setattr("jaxml.recipes.train.use_compilation_cache", lambda directory: None)
 
@@ -126,7 +125,7 @@ def test_every_verb_has_help_with_an_example(capsys: pytest.CaptureFixture[str])
     overview = capsys.readouterr().out
     for verb, (_, _, example) in VERBS.items():
         assert example in overview
-        if verb == "data":
+        if verb in ("data", "keys"):
             assert main([verb, "--help"]) == 0
         else:
             with pytest.raises(SystemExit) as left:

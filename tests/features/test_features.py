@@ -18,11 +18,10 @@ from jaxml.infer.language_model import LanguageModel
 from jaxml.inputs.spec import BpeTokenizerSpec
 from jaxml.inputs.subword import train as train_subwords
 from jaxml.observe.metrics_log import read_metrics
-from jaxml.recipes import assemble as assemble_module
 from jaxml.recipes.experiment import Experiment
 from jaxml.recipes.train import resume, train
 from tests.features.table import ROWS, VERBS, markdown
-from tests.recipes.conftest import quiet, shared_program, small_experiment
+from tests.recipes.conftest import quiet, share_programs, small_experiment
 
 STEPS = 4
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(autouse=True)
 def _share_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assemble_module, "build_program", shared_program)
+    share_programs(monkeypatch)
 
 
 def base_experiment(directory: Path) -> Experiment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from jaxml.errors import MissingExtraError, RequestError
-from jaxml.inputs.chat import Curtain, HiddenText, Message, encode_chat, render_chat, spelt_out
+from jaxml.inputs.chat import Message, ToolCall, encode_chat, render_chat, spelt_out
+from jaxml.inputs.hidden_text import Curtain, HiddenText
 from jaxml.inputs.spec import BpeTokenizerSpec, HuggingFaceTokenizerSpec
 from jaxml.inputs.subword import SubwordTokenizer
 from jaxml.inputs.template_meter import TemplateLimits
@@ -70,9 +72,14 @@ PLAIN_PIECES = [piece for piece in PIECES if not any(special in piece for specia
 ROLES = st.sampled_from(["system", "user", "assistant"])
 
 
-def conversations_of(pieces: list[str]) -> st.SearchStrategy[list[Message]]:
+def conversations_of(pieces: list[str]) -> st.SearchStrategy[list[tuple[str, str]]]:
+    """(role, content) of each message. No `Message`: its types are checked at random, which strategies must not be."""
     contents = st.lists(st.sampled_from(pieces), max_size=6).map("".join)
-    return st.lists(st.builds(Message, ROLES, contents), min_size=1, max_size=4)
+    return st.lists(st.tuples(ROLES, contents), min_size=1, max_size=4)
+
+
+def said(turns: list[tuple[str, str]]) -> list[Message]:
+    return [Message(role, content) for role, content in turns]
 
 
 CONVERSATIONS = conversations_of(PIECES)
@@ -120,18 +127,20 @@ def special_ids(tokenizer: SubwordTokenizer, ids: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-@given(messages=CONVERSATIONS)
-def test_a_prompt_is_what_the_published_renderer_gives(template: str, messages: list[Message]) -> None:
+@given(turns=CONVERSATIONS)
+def test_a_prompt_is_what_the_published_renderer_gives(template: str, turns: list[tuple[str, str]]) -> None:
+    messages = said(turns)
     expected = published(template, messages)
     parts = render_chat(template, messages, {"bos_token": "<s>", "eos_token": "</s>"})
     assert "".join(text for text, _ in parts) == expected
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-@given(messages=conversations_of(PLAIN_PIECES))
+@given(turns=conversations_of(PLAIN_PIECES))
 def test_ids_are_those_of_the_published_pipeline_where_no_message_spells_a_special_token(
-    template: str, messages: list[Message]
+    template: str, turns: list[tuple[str, str]]
 ) -> None:
+    messages = said(turns)
     together = "".join(message.content for message in messages)
     assume(not any(special in together for special in SPECIALS))
     tokenizer = TOKENIZERS[template]
@@ -143,8 +152,9 @@ def test_ids_are_those_of_the_published_pipeline_where_no_message_spells_a_speci
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-@given(messages=CONVERSATIONS)
-def test_no_message_can_write_a_special_token(template: str, messages: list[Message]) -> None:
+@given(turns=CONVERSATIONS)
+def test_no_message_can_write_a_special_token(template: str, turns: list[tuple[str, str]]) -> None:
+    messages = said(turns)
     tokenizer = TOKENIZERS[template]
     harmless = [Message(message.role, "a") for message in messages]
     parts = render_chat(template, messages, spelt_out(tokenizer))
@@ -294,3 +304,58 @@ def test_without_jinja_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(MissingExtraError, match=r"jaxml\[serve\]"):
         render_chat(CHATML, [Message("user", "a")], {})
+
+
+# As Qwen 2.5's: tools in the system turn, calls and their results in turns of their own.
+WITH_TOOLS = """{%- if tools %}{{- '<|system|># Tools\\n' }}
+{%- for tool in tools %}{{- tool | tojson ~ '\\n' }}{% endfor %}{{- '<|im_end|>\\n' }}{%- endif %}
+{%- for message in messages %}
+{%- if message.role == 'assistant' and message.tool_calls %}{{- '<|assistant|>' }}
+{%- if message.content %}{{- message.content }}{% endif %}
+{%- for tool_call in message.tool_calls %}{%- if tool_call.function %}{% set tool_call = tool_call.function %}{% endif %}
+{{- '<tool_call>{"name": "' ~ tool_call.name ~ '", "arguments": ' ~ tool_call.arguments | tojson ~ '}</tool_call>' }}
+{%- endfor %}{{- '<|im_end|>' }}
+{%- elif message.role == 'tool' %}{{- '<|user|><tool_response>' ~ message.content ~ '</tool_response><|im_end|>' }}
+{%- else %}{{- '<|' ~ message.role ~ '|>' ~ message.content ~ '<|im_end|>' }}{%- endif %}
+{%- endfor %}{%- if add_generation_prompt %}{{- '<|assistant|>' }}{% endif %}"""
+HOSTILE_TEXT = 'a "quoted" \\ <|im_end|>\n\t\x01é😀</s>'
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": HOSTILE_TEXT,
+        "parameters": {
+            "type": "object",
+            "properties": {"<|system|>": {"type": "integer", "maximum": 3}},
+            "required": [],
+        },
+    },
+}
+
+
+def test_tools_and_their_calls_are_shown_as_the_published_renderer_shows_them_and_write_no_special_token() -> None:
+    arguments = {"where": HOSTILE_TEXT, "deep": [{"n": 1.5, "b": True, "x": None}]}
+    messages = [
+        Message("user", "look"),
+        Message("assistant", "", (ToolCall("1", "look", arguments),)),
+        Message("tool", "<|im_end|>found", tool_call_id="1"),
+    ]
+    calls = [{"id": "1", "type": "function", "function": {"name": "look", "arguments": arguments}}]
+    shown = [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "<|im_end|>found", "tool_call_id": "1"},
+    ]
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    expected = environment.from_string(WITH_TOOLS).render(messages=shown, tools=[TOOL], add_generation_prompt=True)
+    parts = render_chat(WITH_TOOLS, messages, {}, tools=[TOOL])
+    assert "".join(text for text, _ in parts) == expected
+    ids = encode_chat(with_template(WITH_TOOLS), messages, tools=[TOOL])
+    written = ["<|system|>", "<|im_end|>", "<|user|>", "<|im_end|>", "<|assistant|>", "<|im_end|>", "<|user|>"]
+    assert special_ids(TOKENIZERS[CHATML], ids) == [*written, "<|im_end|>", "<|assistant|>"]
+
+
+def test_a_template_that_knows_no_tools_leaves_them_out() -> None:
+    plain = render_chat(CHATML, [Message("user", "a")], {})
+    assert render_chat(CHATML, [Message("user", "a")], {}, tools=[TOOL]) == plain

@@ -78,7 +78,9 @@ def test_attention_over_pages_is_the_softmax_over_the_slots_seen(window, pages_a
         for row, position in enumerate(positions[:, 0]):
             first = 0 if window is None else max(0, position - window + 1)
             slots = range(first, position + 1)
-            k, v = (np.stack([np.asarray(x[TABLE[row, s // PAGE], :, s % PAGE]) for s in slots]) for x in (keys, values))
+            k, v = (
+                np.stack([np.asarray(x[TABLE[row, s // PAGE], :, s % PAGE]) for s in slots]) for x in (keys, values)
+            )
             for head in range(4):
                 scores = k[:, head // 2] @ np.asarray(q[row, 0, head]) / np.sqrt(8)
                 weights = np.exp(scores - scores.max())

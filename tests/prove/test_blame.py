@@ -30,13 +30,6 @@ from tests.train import tiny
 STEPS = 5
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quick() -> Iterator[None]:
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Five steps of packed rows without dropout, so that what was logged is what the documents add up to."""

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +20,21 @@ from jaxml.models.spec import RopeSpec
 from jaxml.prove.diverge import Divergence, Parted, diverge, first_parted, other_rows
 from jaxml.prove.replay import open_past_run, state_at
 from jaxml.prove.rerun import Step64, first_apart
-from jaxml.recipes import assemble as assemble_module
 from jaxml.recipes.experiment import Experiment
 from jaxml.recipes.train import train
 from jaxml.train.digest import DIGESTS, digest, to_hex
 from jaxml.train.spec import TrainSpec
-from jaxml.train.step import build_program
-from tests.recipes.conftest import quiet
+from tests.recipes.conftest import quiet, share_programs
 from tests.tiny import tiny_experiment
 
 STEPS = 5
-shared_program = cache(build_program)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _quick() -> Iterator[None]:
-    """One program for each set of specs, compiled with few optimisations: these laws are about numbers, not speed."""
+def _share_programs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assemble_module, "build_program", shared_program)
-        jax.config.update("jax_disable_most_optimizations", True)
+        share_programs(patch)
         yield
-        jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,9 @@ import pytest
 
 from jaxml.checkpoint.spec import CheckpointSpec
 from jaxml.data.spec import TextSource
+from jaxml.infer.sealed import probe_function
 from jaxml.recipes import assemble as assemble_module
+from jaxml.recipes import saving
 from jaxml.recipes.experiment import Experiment
 from jaxml.recipes.train import TrainOptions, TrainResult, train
 from jaxml.train.step import build_program
@@ -25,11 +27,18 @@ atexit.register(NOWHERE.close)
 
 # One program for each set of specs, however many runs use it: what is compiled is a pure function of them.
 shared_program = cache(build_program)
+shared_probe = cache(probe_function)
+
+
+def share_programs(patch: pytest.MonkeyPatch) -> None:
+    """Runs of equal specs have one program, and one program has one probe."""
+    patch.setattr(assemble_module, "build_program", shared_program)
+    patch.setattr(saving, "probe_function", shared_probe)
 
 
 @pytest.fixture(autouse=True)
 def _share_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assemble_module, "build_program", shared_program)
+    share_programs(monkeypatch)
 
 
 def small_experiment(directory: Path) -> Experiment:
@@ -65,7 +74,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> StraightRun:
     directory = tmp_path_factory.mktemp("straight")
     experiment = small_experiment(directory)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assemble_module, "build_program", shared_program)
+        share_programs(patch)
         result = train(experiment, directory / "run", quiet())
     return StraightRun(experiment, directory / "run", result)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import pytest
@@ -27,19 +28,21 @@ def elastic_experiment(directory: Path, steps: int) -> Experiment:
         train=dataclasses.replace(
             experiment.train, steps=steps, batch_size=24, accumulate=1, eval_every=0, digests=True
         ),
-        mesh=MeshSpec(data=8),
-        checkpoint=dataclasses.replace(experiment.checkpoint, every=AFTER),
+        mesh=MeshSpec(data=2, fsdp=4),
+        checkpoint=dataclasses.replace(experiment.checkpoint, every=AFTER, keep_last=4),
     )
 
 
 def test_eight_devices_then_three_then_one_then_eight(tmp_path: Path) -> None:
     """The batches are those of the straight run bit for bit (by their digests); losses stay within 1e-5 of it."""
     steps = 4 * AFTER
-    experiment = elastic_experiment(tmp_path, steps)
     run = tmp_path / "elastic"
-    train(experiment, tmp_path / "straight", quiet())
-    train(dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, steps=AFTER)), run, quiet())
-    for part, mesh in enumerate((MeshSpec(data=3), MeshSpec(data=1), MeshSpec(data=2, fsdp=4)), 2):
+    train(elastic_experiment(tmp_path, steps), tmp_path / "straight", quiet())
+    # The first part is that of the straight run, as a kill right after its first checkpoint leaves it.
+    shutil.copytree(tmp_path / "straight", run)
+    for part in (2, 3, 4):
+        shutil.rmtree(run / "checkpoints" / str(part * AFTER))
+    for part, mesh in enumerate((MeshSpec(data=3), MeshSpec(data=1), MeshSpec(data=8)), 2):
 
         def onto(e: Experiment, part: int = part, mesh: MeshSpec = mesh) -> Experiment:
             return dataclasses.replace(e, mesh=mesh, train=dataclasses.replace(e.train, steps=part * AFTER))

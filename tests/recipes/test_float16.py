@@ -14,11 +14,10 @@ from jaxml.checkpoint.compare import compare
 from jaxml.errors import NonFiniteError
 from jaxml.numerics.spec import LossScaleSpec, PrecisionSpec
 from jaxml.observe.metrics_log import read_metrics
-from jaxml.recipes import assemble as assemble_module
 from jaxml.recipes.experiment import Experiment
 from jaxml.recipes.guarding import read_events
 from jaxml.recipes.train import TrainResult, resume, train
-from tests.recipes.conftest import STEPS, quiet, shared_program, small_experiment
+from tests.recipes.conftest import STEPS, quiet, share_programs, small_experiment
 
 TOO_HIGH = PrecisionSpec(compute="float16", loss_scale=LossScaleSpec(initial=2.0**24, growth_interval=4))
 
@@ -34,7 +33,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainResult, Pat
     """A float16 run that overflowed in its first steps."""
     experiment, run_dir = float16_run(tmp_path_factory.mktemp("float16"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assemble_module, "build_program", shared_program)
+        share_programs(patch)
         return train(experiment, run_dir, quiet()), run_dir
 
 

@@ -1,4 +1,7 @@
-"""One real run in child processes, killed with -9 four times, equals the straight run bit for bit."""
+"""One real run in child processes, killed with -9 twice, equals the straight run bit for bit.
+
+Before its first checkpoint and after one; `nox -s chaos` kills at random moments, for minutes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ def config():
 """
 
 
-def test_a_run_killed_four_times_equals_the_straight_one(tmp_path: Path) -> None:
+def test_a_run_killed_twice_equals_the_straight_one(tmp_path: Path) -> None:
     file = tmp_path / "experiment.py"
     file.write_text(FILE.format(directory=str(tmp_path)))
     run_dir = tmp_path / "run"
@@ -29,8 +32,8 @@ def test_a_run_killed_four_times_equals_the_straight_one(tmp_path: Path) -> None
     # In a process of its own, because this one has eight devices, which is another arithmetic.
     process = start(["train", str(file), "--run-dir", str(tmp_path / "straight")], tmp_path / "log", environment)
     assert process.wait(timeout=300) == 0, (tmp_path / "log").read_text()
-    hits = run_with_kills(str(file), run_dir, [], [beyond(1), beyond(5), beyond(9), beyond(14)], environment)
-    assert hits == 4
+    hits = run_with_kills(str(file), run_dir, [], [beyond(1), beyond(9)], environment)
+    assert hits == 2
     assert curve(run_dir) == curve(tmp_path / "straight")
     difference = compare(tmp_path / "straight", run_dir)
     assert difference.is_same, difference

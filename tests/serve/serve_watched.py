@@ -23,8 +23,8 @@ class OpenWatched:
 
     inner: OpenCheckpoint
 
-    def __call__(self, emit: Callable[[list[Event]], None]) -> tuple[Any, dict[str, Any]]:
-        engine, card = self.inner(emit)
+    def __call__(self, emit: Callable[[list[Event]], None], on_stuck: Callable[[], None]) -> tuple[Any, dict[str, Any]]:
+        engine, card = self.inner(emit, on_stuck)
         counts = engine.stats
 
         def stats() -> dict[str, int]:
@@ -38,4 +38,4 @@ class OpenWatched:
 if __name__ == "__main__":
     path, port, cache = sys.argv[1:]
     opened = OpenWatched(OpenCheckpoint(path, "small", max_batch=2, max_queue=64, cache_dir=cache))
-    sys.exit(engine_app("small", opened).run(port=int(port)))
+    sys.exit(engine_app({"small": opened}).run(port=int(port)))

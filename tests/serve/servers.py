@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class Server:
 
     def __init__(self, command: list[str], port: int, log: Path):
         self.port, self.log = port, log
+        self.key = ""  # sent with every request
         self._connections: list[socket.socket] = []
         # Its own, so that what it leaves is seen; short, because a socket goes there.
         self.temporary = Path(tempfile.mkdtemp(prefix="jx-"))
@@ -106,18 +107,25 @@ class Server:
         return max(forks)
 
     def request(
-        self, method: str, path: str, body: Any = None, timeout_s: float = 30.0
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        timeout_s: float = 30.0,
+        headers: dict[str, str] | None = None,
+        port: int | None = None,
     ) -> tuple[int, Any, dict[str, str]]:
         """(status, JSON or bytes, headers with names in lower case)."""
-        client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+        client = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=timeout_s)
+        sent = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         try:
             content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-            client.request(method, path, content)
+            client.request(method, path, content, {**sent, **(headers or {})})
             answer = client.getresponse()
             read = answer.read()
-            headers = {name.lower(): value for name, value in answer.getheaders()}
-            is_json = headers.get("content-type", "").startswith("application/json")
-            return answer.status, json.loads(read) if is_json and read else read, headers
+            got = {name.lower(): value for name, value in answer.getheaders()}
+            is_json = got.get("content-type", "").startswith("application/json")
+            return answer.status, json.loads(read) if is_json and read else read, got
         finally:
             client.close()
 
@@ -144,7 +152,10 @@ class Server:
         end of the server closes it)."""
         content = json.dumps(body).encode()
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=10)
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n"
+        )
+        head += f"Authorization: Bearer {self.key}\r\n\r\n"
         connection.sendall(head.encode() + content)
         self._connections.append(connection)
         return connection
@@ -184,10 +195,18 @@ def running(command: list[str], port: int, log: Path, is_ready: bool = True) -> 
 
 
 @contextlib.contextmanager
-def small_server(directory: Path, drain_s: float = 10.0, is_ready: bool = True, **options: Any) -> Iterator[Server]:
-    """A server with the small engine, whose options these are."""
+def small_server(
+    directory: Path,
+    drain_s: float = 10.0,
+    is_ready: bool = True,
+    access: dict[str, Any] | None = None,
+    names: Sequence[str] = ("small",),
+    **options: Any,
+) -> Iterator[Server]:
+    """A server with a small engine for each of the names, whose options these are. access: fields of `launch.Access`."""
     port = free_port()
     command = [str(ROOT / "tests" / "serve" / "serve_small.py"), str(port), json.dumps(options), str(drain_s)]
+    command += [json.dumps(access or {}), *names]
     with running(command, port, directory / "small.log", is_ready) as server:
         yield server
 

@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 from jaxml.errors import ConfigError, DeviceError, Fault, QueueFullError, RequestError
 from jaxml.infer.request import Event, Sampling, TokenLogprob
 from jaxml.inputs.tokenizers import ByteTokenizer, Tokenizer
-from jaxml.serve.answers import DONE, Answer, Reply, TokenNames, error_object, error_reply, finite, sse
+from jaxml.serve.answers import DONE, Answer, sse
+from jaxml.serve.errors import Reply, error_object, error_reply
 from jaxml.serve.requests import Choice, CompletionCall, UnknownModelError
+from jaxml.serve.token_names import TokenNames, finite
 from tests.infer.test_text import sentencepiece
 from tests.serve.openai_schema import Schemas
 
@@ -62,6 +64,11 @@ def events(answer: Answer, index: int, pieces: list[tuple[tuple[int, ...], str]]
     return made
 
 
+def counts(prompt: int, answer: int, cached: int = 0) -> dict[str, Any]:
+    told = {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+    return {**told, "prompt_tokens_details": {"cached_tokens": cached}}
+
+
 def scored(token: int, num_top: int) -> TokenLogprob:
     return TokenLogprob(token, -0.25, tuple(((token + i) % 256, -0.25 - i) for i in range(num_top)))
 
@@ -72,13 +79,14 @@ HELLO = [((104,), "h"), ((105, SMILE[0]), "i"), (SMILE[1:3], ""), (SMILE[3:], "ð
 def streamed(answer: Answer, every: list[Event]) -> list[dict[str, Any]]:
     chunks = answer.opening()
     for event in every:
-        chunks += answer.take(event)
+        answer.take(event)
+        chunks += answer.chunks()
     return chunks + answer.closing()
 
 
 def whole(answer: Answer, every: list[Event]) -> dict[str, Any]:
     for event in every:
-        assert answer.take(event) == []
+        answer.take(event)
     reply = answer.reply()
     assert reply.status == 200
     return json.loads(json.dumps(reply.body, allow_nan=False))
@@ -97,7 +105,7 @@ def test_a_whole_completion_has_the_published_shape(schemas: Schemas) -> None:
             "shk",
         )
         assert [(c["index"], c["text"], c["finish_reason"]) for c in body["choices"]] == [(0, "hiðŸ˜€", "stop")]
-        assert body["usage"] == {"prompt_tokens": 1, "completion_tokens": 6, "total_tokens": 7}
+        assert body["usage"] == counts(1, 6)
 
 
 def test_a_whole_chat_answer_has_the_published_shape(schemas: Schemas) -> None:
@@ -134,7 +142,7 @@ def test_a_streamed_chat_has_the_published_shape(logprobs: int | None, usage: bo
     counted = [chunk for chunk in chunks if not chunk["choices"]]
     if usage:
         assert counted == chunks[-1:]
-        assert chunks[-1]["usage"] == {"prompt_tokens": 1, "completion_tokens": 7, "total_tokens": 8}
+        assert chunks[-1]["usage"] == counts(1, 7)
         assert all(chunk["usage"] is None for chunk in chunks[:-1])
     else:
         assert counted == [] and all("usage" not in chunk for chunk in chunks)
@@ -195,7 +203,7 @@ def test_choices_of_several_prompts_are_numbered_by_prompt_and_counted_by_token(
     body = whole(one, every)
     assert [(c["index"], c["text"]) for c in body["choices"]] == [(0, "a"), (1, "b"), (2, "c"), (3, "d")]
     assert [len(request.prompt) for request in one.requests] == [1, 1, 2, 2]
-    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    assert body["usage"] == counts(3, 4)
 
 
 def test_it_is_finished_when_every_choice_is() -> None:
@@ -272,7 +280,9 @@ def test_an_error_in_mid_stream_is_told_and_every_open_choice_is_finished(is_cha
     for event in events(one, 0, HELLO):
         one.take(event)
     one.take(events(one, 1, HELLO)[0])
-    error, *finishes = one.take(Event(one.requests[1].id, finish_reason="error", error="secret: /a/path"))
+    one.chunks()
+    one.take(Event(one.requests[1].id, finish_reason="error", error="internal", detail="secret: /a/path"))
+    error, *finishes = one.chunks()
     assert schemas.faults("ErrorResponse", error) == []
     assert error["error"]["type"] == "server_error"
     assert "secret" not in json.dumps(error)
@@ -288,7 +298,7 @@ def test_an_error_before_the_end_makes_the_whole_answer_an_error() -> None:
     one = answer(n=2)
     for event in events(one, 0, HELLO):
         one.take(event)
-    one.take(Event(one.requests[1].id, finish_reason="error", error="secret"))
+    one.take(Event(one.requests[1].id, finish_reason="error", error="internal", detail="secret"))
     reply = one.reply()
     assert (reply.status, "secret" in json.dumps(reply.body)) == (500, False)
 
@@ -296,7 +306,8 @@ def test_an_error_before_the_end_makes_the_whole_answer_an_error() -> None:
 def test_a_stream_can_be_ended_from_outside() -> None:
     one = answer(stream=True)
     late = Reply(504, error_object(504, "too late", code="timeout"))
-    assert one.fail(late)[0] == late.body
+    one.fail(late)
+    assert one.chunks()[0] == late.body
     assert one.reply() == late
 
 
@@ -364,3 +375,36 @@ def test_requests_and_answers_need_neither_jax_nor_litserve() -> None:
     code = "import sys, jaxml.serve.answers, jaxml.inputs.chat; print([m for m in ('jax', 'litserve') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "code"),
+    [
+        ("deadline", 504, "deadline_exceeded"),
+        ("lost", 503, "unavailable"),
+        ("closed", 503, "unavailable"),
+        ("constraint", 500, "constraint"),
+        ("non_finite", 500, "non_finite"),
+        ("stuck", 500, "stuck"),
+        ("internal", 500, "internal_error"),
+        (None, 500, "internal_error"),
+    ],
+)
+def test_a_failure_of_the_engine_has_its_status_and_kind_whole_and_streamed(
+    kind: Any, status: int, code: str, schemas: Schemas
+) -> None:
+    for stream in (False, True):
+        one = answer(stream=stream, n=2)
+        one.take(Event(one.requests[0].id, (97,), "a", (), None, 1))
+        one.take(Event(one.requests[1].id, finish_reason="error", error=kind, detail="secret"))
+        reply = one.reply()
+        assert (reply.status, reply.body["error"]["code"], "Retry-After" in reply.headers) == (
+            status,
+            code,
+            status == 503,
+        )
+        assert schemas.faults("ErrorResponse", reply.body) == [] and "secret" not in json.dumps(reply.body)
+    said, error, *ends = one.chunks()
+    assert said["choices"][0]["text"] == "a", "what came before is still told"
+    assert error == reply.body and [end["choices"][0]["finish_reason"] for end in ends] == ["error", "error"]
+    assert one.chunks() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -12,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from jaxml.errors import QueueFullError, RequestError
-from jaxml.infer.request import Event, Request, Sampling
+from jaxml.errors import JaxmlError, QueueFullError, RequestError
+from jaxml.infer.request import Constraint, Event, Request, Sampling, TokenLogprob
 from jaxml.serve import engine_client, engine_server
 from jaxml.serve.engine_client import Call, EngineClient, WorkerLostError
-from jaxml.serve.engine_server import EngineServer, Outbox
+from jaxml.serve.engine_server import EngineServer, Hosted, Outbox
 from jaxml.serve.frames import event_from_plain, pack, read_message, request_to_plain
 from tests.serve.small_engine import SmallEngine, answer_of
 
@@ -24,7 +25,9 @@ FOREVER = Sampling(max_tokens=50_000)
 
 
 class Running:
-    """An engine, its server, and clients of it."""
+    """An engine (and a second one, `other`), their server, and clients of it."""
+
+    other: SmallEngine
 
     def __init__(self, socket: str, server: EngineServer, engine: SmallEngine):
         self.socket, self.server, self.engine = socket, server, engine
@@ -48,13 +51,18 @@ async def running(directory: Path, **options: Any) -> AsyncIterator[Running]:
     server = EngineServer()
     engine = SmallEngine(server.emit, **options)
     socket = str(directory / "s")
-    await server.listen(socket, engine, {"name": "small"})
+    other = SmallEngine(server.emit, max_batch=1, max_queue=1)
+    await server.listen(socket, [Hosted(engine, {"name": "small"}), Hosted(other, {"name": "other"})])
     engine.start()
+    other.start()
+    here = Running(socket, server, engine)
+    here.other = other
     try:
-        yield Running(socket, server, engine)
+        yield here
     finally:
         await server.close()
         engine.close()
+        other.close()
 
 
 Test = Callable[[Running], Coroutine[Any, Any, None]]
@@ -172,13 +180,92 @@ def test_the_server_itself_takes_back_what_it_accepted_before_a_refusal(tmp_path
     async def test(here: Running) -> None:
         reader, writer = await asyncio.open_unix_connection(here.socket)
         asked = [request("a", FOREVER), request("b", Sampling(temperature=-1.0))]
-        writer.write(pack({"op": "submit", "call": 7, "requests": [request_to_plain(one) for one in asked]}))
+        writer.write(
+            pack({"op": "submit", "call": 7, "model": "", "requests": [request_to_plain(one) for one in asked]})
+        )
         assert (await read_message(reader) or {})["op"] == "hello"
         refused = await read_message(reader)
         assert refused is not None and (refused["op"], refused["call"]) == ("refused", 7)
         await here.settled(running=0, queued=0)
         assert not here.server._owners
         writer.transport.abort()
+
+    drive(test, tmp_path)
+
+
+def test_each_model_has_a_card_stats_and_answers_of_its_own(tmp_path: Path) -> None:
+    async def test(here: Running) -> None:
+        client = here.client()
+        assert [card["name"] for card in await client.cards()] == ["small", "other"]
+        first, second = request("a", FOREVER), request("b", FOREVER)
+        calls = [await client.start([first]), await client.start([second], "other")]
+        await here.settled(running=1)
+        while not (stats := await client.stats())["other"]["running"]:
+            await asyncio.sleep(0.005)
+        assert [stats[name]["running"] for name in ("small", "other")] == [1, 1]
+        assert stats["other"]["free_places"] == 0
+        calls[1].close()
+        await asyncio.sleep(0)
+        short = request("c")
+        assert await text_of(await client.start([short], "other")) == answer_of(short)
+        assert here.other.stats()["cancelled"] == 1 and here.engine.stats()["running"] == 1
+        await client.close()
+
+    drive(test, tmp_path)
+
+
+CONSTRAINED = Sampling(max_tokens=5, constraint=Constraint("regex", "a*"))
+
+
+def test_a_grammar_that_takes_long_to_compile_holds_up_nobody(tmp_path: Path) -> None:
+    async def test(here: Running) -> None:
+        may_go_on = threading.Event()
+        submit = here.engine.submit
+
+        def slow(request: Request) -> None:
+            if request.sampling.constraint is not None:
+                assert may_go_on.wait(5)
+            submit(request)
+
+        here.engine.submit = slow  # type: ignore[method-assign]
+        client = here.client()
+        constrained = request("a", CONSTRAINED)
+        starting = asyncio.create_task(client.start([constrained]))
+        await asyncio.sleep(0.01)
+        plain = request()
+        assert await text_of(await client.start([plain])) == answer_of(plain)
+        assert not starting.done()
+        left = asyncio.create_task(client.start([request("b", CONSTRAINED)]))
+        await asyncio.sleep(0.01)
+        left.cancel()
+        may_go_on.set()
+        assert await text_of(await starting) == "aaaaa"
+        await here.settled(running=0, queued=0, accepted=3, cancelled=1)
+        assert not here.server._owners and not here.server._submitting
+        await client.close()
+
+    drive(test, tmp_path)
+
+
+def test_what_the_engine_raises_unexpectedly_refuses_one_call_and_tells_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(here: Running) -> None:
+        submit = here.engine.submit
+
+        def broken(request: Request) -> None:
+            if request.prompt == tuple(b"confidential"):
+                raise ValueError(bytes(request.prompt).decode())
+            submit(request)
+
+        here.engine.submit = broken  # type: ignore[method-assign]
+        client = here.client()
+        neighbour = await client.start([one := request("x", Sampling(max_tokens=50))])
+        with pytest.raises(JaxmlError, match="ValueError") as refused:
+            await client.start([request("confidential")])
+        assert "confidential" not in str(refused.value) + caplog.text
+        assert await text_of(neighbour) == answer_of(one)
+        await client.close()
 
     drive(test, tmp_path)
 
@@ -205,7 +292,7 @@ def test_an_engine_error_ends_one_request_and_not_its_neighbour(tmp_path: Path) 
         client = here.client()
         bad, good = await client.start([request("\r")]), await client.start([request()])
         (only,) = [event async for event in bad]
-        assert (only.finish_reason, only.error, bad.is_lost) == ("error", "the step failed", False)
+        assert (only.finish_reason, only.error, bad.is_lost) == ("error", "internal", False)
         assert await text_of(good) == answer_of(request())
         await client.close()
 
@@ -221,7 +308,7 @@ def test_a_reader_that_does_not_read_stops_neither_the_engine_nor_its_neighbours
     async def test(here: Running) -> None:
         _, writer = await asyncio.open_unix_connection(here.socket, limit=1)
         idle = [request_to_plain(request(str(number), FOREVER)) for number in range(3)]
-        writer.write(pack({"op": "submit", "call": 0, "requests": idle}))
+        writer.write(pack({"op": "submit", "call": 0, "model": "", "requests": idle}))
         await here.settled(running=3)
         client = here.client()
         one = request("x", Sampling(max_tokens=300))
@@ -237,7 +324,7 @@ def test_a_reader_that_lags_gets_the_same_text_in_fewer_frames(tmp_path: Path) -
     async def test(here: Running) -> None:
         reader, writer = await asyncio.open_unix_connection(here.socket, limit=64)
         one = request("slow", Sampling(max_tokens=40, num_logprobs=20))
-        writer.write(pack({"op": "submit", "call": 0, "requests": [request_to_plain(one)]}))
+        writer.write(pack({"op": "submit", "call": 0, "model": "", "requests": [request_to_plain(one)]}))
         texts: list[str] = []
         done = False
         while not done:
@@ -245,7 +332,7 @@ def test_a_reader_that_lags_gets_the_same_text_in_fewer_frames(tmp_path: Path) -
             assert message is not None
             for value in message.get("events", []):
                 texts.append(event_from_plain(value).text)
-                done = value["finish_reason"] is not None
+                done = "finish_reason" in value
             if len(texts) == 1:
                 time.sleep(0.02)  # The loop itself is held up: what the engine makes meanwhile arrives together.
         assert "".join(texts) == answer_of(one)
@@ -267,7 +354,9 @@ def test_an_outbox_joins_by_request_and_keeps_replies_first() -> None:
         ("b", "9", 1),
     ]
     assert outbox.take() == [] and outbox.unread == 0
-    outbox.add(Event("a", (1,), "x"))
+    logprob = TokenLogprob(1, -0.5, ((1, -0.5),))
+    outbox.add(Event("a", (1,), "x", (logprob,), prompt_logprobs=(logprob, logprob), embedding=(0.5, 0.5)))
+    assert outbox.unread == 1 + 1 + 3 * 2 + 2
     outbox.drop("a")
     assert outbox.take() == []
 

@@ -15,7 +15,9 @@ import pytest
 
 from jaxml.serve import launch, lifecycle
 from jaxml.serve.address import ServeError
+from jaxml.serve.lifecycle import MAX_RESTARTS
 from tests.serve.servers import ROOT, free_port, jaxml_serve, running, small_server, wait_until
+from tests.serve.small_engine import STUCK
 
 COMPLETIONS = "/v1/completions"
 FOREVER = {"prompt": "x", "max_tokens": 50_000, "stream": True}
@@ -27,6 +29,17 @@ def read_to_end(connection: socket.socket) -> bytes:
     with contextlib.suppress(ConnectionError):
         while piece := connection.recv(65536):
             content += piece
+    return content
+
+
+def read_until(connection: socket.socket, mark: bytes) -> bytes:
+    """What comes until the mark is there: a server that goes on does not close the connection at once."""
+    connection.settimeout(10)
+    content = b""
+    while mark not in content:
+        piece = connection.recv(65536)
+        assert piece, content
+        content += piece
     return content
 
 
@@ -104,18 +117,55 @@ def test_an_answer_in_one_pass_that_will_not_come_is_a_503(tmp_path: Path, how: 
         assert time.monotonic() - begun < 5
 
 
-def test_when_the_worker_is_killed_clients_are_told_and_the_server_ends_saying_so(tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_under_load_is_replaced_a_few_times_and_clients_are_told(tmp_path: Path) -> None:
     with small_server(tmp_path) as server:
-        stream = server.open_request(COMPLETIONS, FOREVER)
-        whole = server.open_request(COMPLETIONS, FOREVER | {"stream": False})
-        server.settled(running=2)
-        begun = time.monotonic()
-        os.kill(server.worker_pid(), signal.SIGKILL)
-        assert b'"finish_reason": "error"' in read_to_end(stream)
-        assert b"503 Service Unavailable" in read_to_end(whole)
+        api_pid = server.api_pid()
+        for kill in range(1, MAX_RESTARTS + 2):
+            stream = server.open_request(COMPLETIONS, FOREVER)
+            whole = server.open_request(COMPLETIONS, FOREVER | {"stream": False})
+            server.settled(status="ready", running=2)
+            os.kill(server.worker_pid(), signal.SIGKILL)
+            assert b'"finish_reason": "error"' in read_until(stream, b"[DONE]")
+            read_until(whole, b"503 Service Unavailable")
+            if kill > MAX_RESTARTS:
+                break
+            status, answer, headers = server.request("POST", COMPLETIONS, {"prompt": "x", "max_tokens": 2})
+            # The new worker may be there already.
+            assert status == 200 or (status == 503 and "retry-after" in headers), answer
+            assert server.request("GET", "/health/live")[0] == 200
+            wait_until(lambda: server.request("GET", "/health/ready")[0] == 200, what="ready again")
+            assert server.post(COMPLETIONS, {"prompt": "x", "max_tokens": 2})[0] == 200
+            assert server.api_pid() == api_pid
         assert server.wait_end() == 1
-        assert time.monotonic() - begun < 8
-        assert "the worker process" in server.said() and "killed by SIGKILL" in server.said()
+        said = server.said()
+        assert said.count("ready again") == MAX_RESTARTS and "(3 of 3)" in said
+        assert "the worker process" in said and "killed by SIGKILL" in said and "Traceback" not in said
+        assert server.leftovers() == []
+
+
+def test_a_worker_whose_engine_is_stuck_ends_itself_and_a_signal_during_its_restart_ends_the_server(
+    tmp_path: Path,
+) -> None:
+    with small_server(tmp_path) as server:
+        neighbour = server.open_request(COMPLETIONS, FOREVER)
+        server.settled(running=1)
+        status, answer = server.post(COMPLETIONS, {"prompt": chr(STUCK), "max_tokens": 2})
+        assert (status, answer["error"]["code"]) == (500, "stuck")
+        assert b'"finish_reason": "error"' in read_until(neighbour, b"[DONE]")
+        wait_until(lambda: "ready again" in server.said())
+        assert "a step of the engine: one that does not come back" in server.said()
+        os.kill(server.worker_pid(), signal.SIGKILL)
+        wait_until(lambda: "(2 of 3)" in server.said())
+        os.killpg(server.process.pid, signal.SIGTERM)
+        assert server.wait_end() == 0
+        assert server.said().count("ready again") == 1 and "Traceback" not in server.said()
+
+
+def test_one_of_several_models_that_cannot_be_opened_names_itself(tmp_path: Path) -> None:
+    with small_server(tmp_path, is_ready=False, names=("a", "b"), fault="damage") as server:
+        assert server.wait_end() == 1
+        assert "model a: the checkpoint" in server.said() and "damage" in server.said()
+        assert "new worker" not in server.said(), "one that never served is not started again"
 
 
 def test_when_the_api_server_is_killed_the_server_ends_saying_so(tmp_path: Path) -> None:
@@ -151,7 +201,7 @@ def test_two_servers_on_one_port_the_second_is_refused_before_it_loads(tmp_path:
 def test_of_two_servers_that_start_at_the_same_time_on_one_port_one_serves(tmp_path: Path) -> None:
     """Both may find the port free; the one that then cannot listen must not take the other's answers for its own."""
     port = free_port()
-    command = [str(ROOT / "tests" / "serve" / "serve_small.py"), str(port), "{}", "1"]
+    command = [str(ROOT / "tests" / "serve" / "serve_small.py"), str(port), "{}", "1", "{}", "small"]
     with (
         running(command, port, tmp_path / "a", is_ready=False) as first,
         running(command, port, tmp_path / "b", is_ready=False) as second,
@@ -183,7 +233,7 @@ def test_a_directory_that_is_no_checkpoint_is_an_error_in_four_parts_said_once(t
 def test_a_process_in_which_jax_has_computed_does_not_fork() -> None:
     jax.devices()
     with pytest.raises(ServeError, match="a backend that was initialised"):
-        launch.engine_app("x", lambda emit: None).run(port=free_port())  # type: ignore[arg-type, return-value]
+        launch.engine_app({}).run(port=free_port())
 
 
 def test_it_is_served_from_the_main_thread_only() -> None:
@@ -193,11 +243,8 @@ def test_it_is_served_from_the_main_thread_only() -> None:
         try:
             lifecycle.run(
                 lambda private: None,  # type: ignore[arg-type, return-value]
+                lambda lit_api: None,  # type: ignore[arg-type, return-value]
                 address=("127.0.0.1", free_port()),
-                routes={},
-                details_of=lambda lit_api: None,
-                max_body_bytes=1,
-                accepts_forms=False,
                 drain_s=1,
                 say=print,
             )

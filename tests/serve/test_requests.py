@@ -7,15 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import tokenizers as library
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxml.errors import RequestError
 from jaxml.infer.request import MAX_SEED, Request, Sampling
-from jaxml.inputs.spec import BpeTokenizerSpec, HuggingFaceTokenizerSpec
-from jaxml.inputs.subword import SubwordTokenizer
-from jaxml.inputs.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer, build_tokenizer
+from jaxml.inputs.tokenizers import CharTokenizer
 from jaxml.serve.fields import MAX_FAULTS, MAX_INTEGER
 from jaxml.serve.requests import (
     CHAT_FIELDS,
@@ -23,52 +20,18 @@ from jaxml.serve.requests import (
     REFUSED_IN_CHAT,
     REFUSED_IN_COMPLETIONS,
     CompletionCall,
-    Limits,
     UnknownModelError,
     parse_chat,
     parse_completion,
 )
-
-CONTEXT = 64
-TEMPLATE = "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
-HELLO = [{"role": "user", "content": "hello"}]
-
-
-def with_template(template: str | None = TEMPLATE) -> SubwordTokenizer:
-    trained = build_tokenizer(BpeTokenizerSpec(258), ["hello hello"])
-    made = library.Tokenizer.from_str(trained.files()["tokenizer.json"].decode())
-    made.add_special_tokens(["<s>", "<|user|>", "<|assistant|>", "<|system|>"])
-    spec = HuggingFaceTokenizerSpec("tokenizer.json", eos="<|endoftext|>", bos="<s>")
-    return SubwordTokenizer(spec, made.to_str().encode(), "a test", template)
-
-
-BYTES, SUBWORD = ByteTokenizer(), with_template()
-
-
-def completion(
-    tokenizer: Tokenizer = BYTES, context: int = CONTEXT, limits: Limits = Limits(), **body: Any
-) -> CompletionCall:
-    return parse_completion({"prompt": "hello", **body}, "shk", tokenizer, context, limits)
-
-
-def chat(
-    tokenizer: Tokenizer = SUBWORD, context: int = CONTEXT, limits: Limits = Limits(), **body: Any
-) -> CompletionCall:
-    return parse_chat({"messages": HELLO, **body}, "shk", tokenizer, context, limits)
-
+from jaxml.serve.served import Limits
+from tests.serve.asking import BYTES, CONTEXT, HELLO, SUBWORD, chat, completion, model, refusal, with_template
 
 BOTH = pytest.mark.parametrize("parse", [completion, chat])
 
 
 def sampling(call: CompletionCall) -> Sampling:
     return call.choices[0].sampling
-
-
-def refusal(parse: Callable[..., Any], *args: Any, **body: Any) -> tuple[str, str]:
-    """(the first fault's field, everything that was said)."""
-    with pytest.raises(RequestError) as caught:
-        parse(*args, **body)
-    return caught.value.faults[0].failed, str(caught.value)
 
 
 def test_a_plain_completion_has_the_documented_defaults() -> None:
@@ -194,7 +157,7 @@ def test_a_prompt_of_another_kind_is_refused(prompt: Any, field: str) -> None:
 def test_no_prompt_and_no_messages_are_said_to_be_missing() -> None:
     for parse, field in ((parse_completion, "prompt"), (parse_chat, "messages")):
         with pytest.raises(RequestError) as caught:
-            parse({}, "shk", SUBWORD, CONTEXT)
+            parse({}, model(SUBWORD))
         assert [fault.failed for fault in caught.value.faults] == [field]
         assert caught.value.faults[0].got == "nothing"
 
@@ -337,7 +300,6 @@ def test_what_is_not_offered_is_refused_unless_it_asks_for_nothing(parse: Callab
                 assert named == field
                 assert "does not offer" in said
     assert refusal(completion, best_of=True)[0] == "best_of"
-    assert refusal(completion, echo=0)[0] == "echo"
 
 
 @BOTH
@@ -374,7 +336,7 @@ def test_another_model_is_not_found() -> None:
 def test_a_body_that_is_no_object_is_refused(body: Any) -> None:
     for parse in (parse_completion, parse_chat):
         with pytest.raises(RequestError, match="a JSON object"):
-            parse(body, "shk", SUBWORD, CONTEXT)
+            parse(body, model(SUBWORD))
 
 
 def test_roles_and_parts_of_text_make_a_conversation() -> None:
@@ -405,7 +367,7 @@ def test_a_message_cannot_forge_a_turn() -> None:
         (["hello"], "messages[0]"),
         ([{"role": "user"}], "messages[0].content"),
         ([{"content": "a"}], "messages[0].role"),
-        ([{"role": "tool", "content": "a"}], "messages[0].role"),
+        ([{"role": "tool", "content": "a"}], "messages[0].tool_call_id"),
         ([{"role": 5, "content": "a"}], "messages[0].role"),
         ([{"role": "user", "content": None}], "messages[0].content"),
         ([{"role": "user", "content": 5}], "messages[0].content"),
@@ -463,7 +425,7 @@ def test_any_json_gives_a_call_or_a_request_error(body: Any, messages: Any) -> N
         body = {**{key: value for key, value in body.items() if key != "prompt"}, "messages": messages}
     for parse, tokenizer in ((parse_completion, BYTES), (parse_completion, SUBWORD), (parse_chat, SUBWORD)):
         try:
-            call = parse(body, "shk", tokenizer, CONTEXT)
+            call = parse(body, model(tokenizer))
         except RequestError as refused:
             call, error = None, refused
         if call is None:

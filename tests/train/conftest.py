@@ -1,7 +1,4 @@
-"""Parity laws run in float64: a test that asks for `float64` has it switched on for its whole body.
-
-XLA compiles with few optimisations here, which is a third of the time for a step; the laws are about mathematics.
-"""
+"""Parity laws run in float64: a test that asks for `float64` has it switched on for its whole body."""
 
 from __future__ import annotations
 
@@ -15,10 +12,3 @@ import pytest
 def float64() -> Iterator[None]:
     with jax.enable_x64(True):
         yield
-
-
-@pytest.fixture(autouse=True, scope="package")
-def _quick_compiles() -> Iterator[None]:
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)

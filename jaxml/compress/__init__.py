@@ -1,0 +1,1 @@
+"""Pure algorithms from the parameters of a model to smaller ones."""
