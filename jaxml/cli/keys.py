@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,9 @@ def add(arguments: list[str]) -> tuple[dict[str, Any], int]:
     options.add_argument("--lanes", nargs="+", choices=LANES, help="where its requests may queue (default: its tier's)")
     given = options.parse_args(arguments)
     key, secret = add_key(given.file, given.tenant, given.tier, tuple(given.lanes) if given.lanes else None)
-    text = f"{secret}\njaxml keys: {key.id} of {key.tenant}, tier {key.tier}; the key is not shown again"
-    return {"text": text, "key": secret, "id": key.id, "tenant": key.tenant, "tier": key.tier}, 0
+    note = f"jaxml keys: {key.id} of {key.tenant}, tier {key.tier}; the key is not shown again"
+    print(note, file=sys.stderr)  # The key alone is on stdout, for `> FILE`.
+    return {"text": secret, "key": secret, "id": key.id, "tenant": key.tenant, "tier": key.tier}, 0
 
 
 def show(arguments: list[str]) -> tuple[dict[str, Any], int]:

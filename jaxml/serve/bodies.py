@@ -1,6 +1,6 @@
 """The body of a request, counted while it is read and parsed before anything else sees it, and the client that may leave.
 
-Reads `serve.refusals`; `serve.gate` calls it for what it lets in.
+Reads `serve.refusals`; `serve.guard` calls it for what it lets in.
 """
 
 from __future__ import annotations

@@ -119,10 +119,6 @@ class EngineClient:
         await self._connect()
         return self._cards
 
-    async def card(self) -> Message:
-        """The first of `cards`."""
-        return (await self.cards())[0]
-
     async def stats(self) -> dict[str, dict[str, int | float]]:
         """The counters of each model's engine. Raises WorkerLostError."""
         return (await self._ask({"op": "stats"}))["stats"]

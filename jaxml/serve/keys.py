@@ -1,6 +1,6 @@
 """API keys: the file that holds their hashes, whose a request is, and adding or revoking a key while the service runs.
 
-Reads `errors`, `infer.request` and `serve.rates`; `serve.gate` asks whose a request is, `cli.keys` changes the file.
+Reads `errors`, `infer.request` and `serve.rates`; `serve.guard` asks whose a request is, `cli.keys` changes the file.
 
 A key is 32 random bytes. Its SHA-256 is what the file holds: nobody can search 2**256 keys for a hash, so a slow hash
 (bcrypt, argon2), which protects passwords that people choose, would only cost time in every request. A key is shown once,

@@ -1,6 +1,6 @@
 """What is served where: checkpoints by what their manifests say they are, or a researcher's own LitAPI.
 
-Reads `checkpoint.folders`, `serve.address`, `serve.lifecycle`, `serve.service_config`, what stands at the door (`serve.gate`,
+Reads `checkpoint.folders`, `serve.address`, `serve.lifecycle`, `serve.service_config`, what stands at the door (`serve.guard`,
 `serve.keys`, `serve.metrics`, `serve.operations`, `serve.rates`) and the file of what is served; `cli.serve` calls `serve` and
 `serve_config`, scripts `jaxml.serve.app`. Nothing here imports jax: the process that runs it forks.
 """
@@ -25,7 +25,8 @@ from jaxml.serve.classify import PATH as CLASSIFY_PATH
 from jaxml.serve.classify import ClassifyAPI
 from jaxml.serve.endpoints import ROUTES, EngineSpec
 from jaxml.serve.engine_loop import EngineAPI, EngineLoop, OpenCheckpoint, OpenEngine
-from jaxml.serve.gate import Details, Door
+from jaxml.serve.gate import Details
+from jaxml.serve.guard import Door
 from jaxml.serve.keys import KeyRing
 from jaxml.serve.lifecycle import require_no_backend, run
 from jaxml.serve.metrics import Metrics

@@ -1,6 +1,7 @@
 """The life of a server: its main process starts LitServe, waits, drains, and leaves no process behind.
 
-Reads `errors`, `serve.address`, `serve.gate`, `serve.private`, `serve.refusals` and `serve.worker`; `launch` calls `run`.
+Reads `errors`, `serve.address`, `serve.forks`, `serve.gate`, `serve.guard`, `serve.private`, `serve.refusals` and
+`serve.worker`; `launch` calls `run`.
 
 LitServe starts the processes (a manager, the worker by spawn, API servers by fork) and owns the port. What it does not do
 is here: it dies on SIGTERM at once and leaves its children running, waits for ever for a worker that died early, notices
@@ -12,16 +13,14 @@ worker with engines that dies is started again, a few times, while the API proce
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
-import os
 import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing import connection, resource_tracker
+from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any
@@ -32,16 +31,16 @@ from starlette.exceptions import HTTPException
 
 from jaxml.errors import JaxmlError
 from jaxml.serve.address import ServeError, ask_readiness, port_in_use, url
-from jaxml.serve.gate import DRAINING, ENDING, READY, RESTARTING, Door, Gate, Guard
+from jaxml.serve.forks import SIGNALS, forks_are_ours, without_resource_tracker
+from jaxml.serve.gate import DRAINING, ENDING, READY, RESTARTING, Gate
+from jaxml.serve.guard import Door, Guard
 from jaxml.serve.private import Private
 from jaxml.serve.refusals import refuse_http_error
 from jaxml.serve.worker import InWorker
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 POLL_S = 0.02
 # How long an API process has for its last answers once no worker computes any more.
 ENDING_S = 3
-PR_SET_PDEATHSIG = 1
 # A worker that has served is started again so many times within so many seconds, after a pause that doubles.
 MAX_RESTARTS, RESTARTS_S, FIRST_PAUSE_S = 3, 300.0, 0.25
 # What LitServe calls its processes, and what they are to the user.
@@ -265,7 +264,7 @@ def run(
     try:
         lit_api = lit_api_in(private)
         host = Host(lit_api, watch, private, door_of(lit_api))
-        with watch.handling_signals(), _forks_are_ours(), _without_resource_tracker():
+        with watch.handling_signals(), forks_are_ours(), without_resource_tracker():
             _run_litserve(host, watch, address)
     finally:
         private.remove()
@@ -310,48 +309,3 @@ def _how(exit_code: int | None) -> str:
     if exit_code is not None and exit_code < 0:
         return f"killed by {signal.Signals(-exit_code).name}"
     return f"ended with exit code {exit_code}"
-
-
-_main_pid: int | None = None
-
-
-@contextlib.contextmanager
-def _forks_are_ours() -> Iterator[None]:
-    """Inside, forks of this process (LitServe's manager and API servers) die with it and are not reached by Ctrl-C."""
-    global _main_pid
-    _main_pid = os.getpid()
-    try:
-        yield
-    finally:
-        _main_pid = None
-
-
-@contextlib.contextmanager
-def _without_resource_tracker() -> Iterator[None]:
-    """multiprocessing's helper process, which comes with the first spawned one and leaves some time after the last: if it
-    was not there before, it is gone afterwards."""
-    tracker: Any = resource_tracker._resource_tracker  # private; the same in Python 3.11 to 3.13
-    was_running = tracker._fd is not None
-    try:
-        yield
-    finally:
-        if not was_running and tracker._fd is not None:
-            tracker._stop()
-
-
-def _in_forked_child() -> None:
-    if _main_pid is None:
-        return
-    signal.set_wakeup_fd(-1)
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_DFL)
-    os.setpgid(0, 0)
-    if _libc is not None:
-        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != _main_pid:
-            os._exit(1)
-
-
-# Elsewhere than on Linux a killed main process leaves its API servers and LitServe's manager.
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-os.register_at_fork(after_in_child=_in_forked_child)

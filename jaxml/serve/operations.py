@@ -1,6 +1,6 @@
 """The bind for those who run the service: metrics for Prometheus and health for probes, apart from what clients reach.
 
-Reads `errors` through `serve.address`; `lifecycle` binds the socket before the API process is forked, and `serve.gate` runs
+Reads `errors` through `serve.address`; `lifecycle` binds the socket before the API process is forked, and `serve.guard` runs
 it in that process, in the same event loop. There are no keys here: it is 127.0.0.1 unless somebody says otherwise.
 """
 

@@ -1,6 +1,6 @@
 """How much a tenant may ask: requests and tokens a minute, and requests at once, by its tier. No jax, no HTTP.
 
-Reads `errors` and `infer.request`; `serve.keys` says whose a request is, `serve.gate` counts requests before their bodies
+Reads `errors` and `infer.request`; `serve.keys` says whose a request is, `serve.guard` counts requests before their bodies
 are read, the endpoints count tokens once they know how many may be generated.
 
 One API process serves everything, so its own memory is the whole account; the clock is the monotonic one.

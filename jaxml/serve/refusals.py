@@ -1,6 +1,6 @@
 """HTTP answers that refuse, in the shape that OpenAI's clients read.
 
-Reads `serve.errors` and `serve.rates`; `serve.gate` and `serve.bodies` send them, `lifecycle` hands `refuse_http_error` to
+Reads `serve.errors` and `serve.rates`; `serve.guard` and `serve.bodies` send them, `lifecycle` hands `refuse_http_error` to
 FastAPI.
 """
 

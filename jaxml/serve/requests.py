@@ -22,7 +22,6 @@ from jaxml.inputs.chat import encode_chat
 from jaxml.serve.fields import Fields, shown
 from jaxml.serve.prompts import read_messages, read_prompts
 from jaxml.serve.sampling_fields import SAMPLING_FIELDS, read_sampling
-from jaxml.serve.served import Limits as Limits
 from jaxml.serve.served import Served
 from jaxml.serve.tools import TOOL_FIELDS, read_tools
 

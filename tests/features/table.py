@@ -177,7 +177,7 @@ VERBS: dict[str, tuple[tuple[str, tuple[str, str]], ...]] = {
         ),
         (
             "ragged prompts decoded together as if alone",
-            ("infer/test_batch.py", "test_requests_that_join_and_leave_are_answered_as_if_alone"),
+            ("infer/test_runner.py", "test_requests_that_join_and_leave_are_answered_as_if_alone"),
         ),
         (
             "temperature, top-k, top-p, min-p",
@@ -190,13 +190,13 @@ VERBS: dict[str, tuple[tuple[str, tuple[str, str]], ...]] = {
         ("seeds by (seed, position)", ("infer/test_sampling.py", "test_a_draw_depends_on_seed_and_position_alone")),
         (
             "stop strings and tokens, streamed or not",
-            ("infer/test_batch.py", "test_stop_tokens_and_stop_strings_end_an_answer_and_are_not_in_it"),
+            ("infer/test_runner.py", "test_stop_tokens_and_stop_strings_end_an_answer_and_are_not_in_it"),
         ),
         (
             "min and max tokens",
             ("infer/test_sampling.py", "test_a_stop_token_waits_for_min_tokens_and_then_ends_the_row"),
         ),
-        ("log-probabilities", ("infer/test_batch.py", "test_log_probabilities_are_those_of_the_full_forward_pass")),
+        ("log-probabilities", ("infer/test_runner.py", "test_log_probabilities_are_those_of_the_full_forward_pass")),
         (
             "beam search with a length penalty",
             ("infer/test_beam.py", "test_a_beam_that_holds_everything_finds_the_best_answers"),
@@ -243,7 +243,7 @@ VERBS: dict[str, tuple[tuple[str, tuple[str, str]], ...]] = {
     "import": (
         (
             "Llama directories of Hugging Face",
-            ("infer/test_batch.py", "test_a_trained_model_says_what_its_reference_says"),
+            ("infer/test_runner.py", "test_a_trained_model_says_what_its_reference_says"),
         ),
     ),
 }
@@ -254,7 +254,7 @@ NOT_DONE = (
     "Attention through cuDNN or the Pallas kernel: chosen and refused by rule, not run on their hardware.",
     "Several processes on a cluster: schedulers' environments are tested as they set them, not run on a cluster.",
     "float8 arithmetic on a GPU or TPU: XLA's CPU compiler widens the float8 operands inside the compiled product.",
-    "Generation over a mesh: a model decodes on one device; chat templates of tools; a paged cache and prefix caching.",
+    "Generation over a mesh: a model decodes on one device; chat templates of tools.",
     "Expert and pipeline parallelism.",
     "A researcher's own model or task from `file.py:function` (`--code`).",
 )

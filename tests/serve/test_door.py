@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -13,7 +14,7 @@ import openai
 import pytest
 
 from jaxml.infer.request import Request, Sampling
-from jaxml.serve.gate import Door
+from jaxml.serve.guard import Door, _Sending
 from jaxml.serve.keys import add_key, revoke_key
 from jaxml.serve.metrics import Metrics
 from tests.serve.servers import Server, free_port, small_server, wait_until
@@ -203,10 +204,38 @@ def test_each_request_has_a_line_in_the_log(service: Service) -> None:
 
 
 def test_a_client_that_leaves_in_the_middle_is_counted_as_such(service: Service) -> None:
-    leaving = service.server.open_request(COMPLETIONS, ASKED | {"max_tokens": 50_000, "stream": True})
-    assert leaving.recv(100)
-    leaving.close()
-    wait_until(lambda: '"code": 499' in service.log.read_text())
+    _, service.server.key = add_key(service.file, "grace", "paid")
+    try:
+        wait_until(lambda: service.server.request("GET", "/v1/models")[0] == 200, 3.0)
+        leaving = service.server.open_request(COMPLETIONS, ASKED | {"max_tokens": 50_000, "stream": True})
+        assert leaving.recv(100)
+        leaving.close()
+    finally:
+        service.server.key = service.keys["alice"]
+
+    def codes() -> list[int]:
+        lines = [json.loads(line) for line in service.log.read_text().splitlines()]
+        return [line["code"] for line in lines if line["tenant"] == "grace" and line["endpoint"] == COMPLETIONS]
+
+    assert wait_until(codes) == [499]
+
+
+@pytest.mark.parametrize("has_left", [False, True])
+def test_an_answer_whose_end_comes_after_the_client_has_left_is_not_whole(has_left: bool) -> None:
+    async def send(message: object) -> None: ...
+
+    async def answer() -> _Sending:
+        sending = _Sending(send)
+        sending.leaving = asyncio.get_running_loop().create_future()
+        await sending({"type": "http.response.start", "status": 200})
+        await sending({"type": "http.response.body", "body": b"x", "more_body": True})
+        assert not sending.is_whole
+        if has_left:
+            sending.leaving.set_result(None)
+        await sending({"type": "http.response.body"})
+        return sending
+
+    assert asyncio.run(answer()).is_whole is not has_left
 
 
 def test_routes_with_a_name_in_them_match_one_part_of_a_path() -> None:

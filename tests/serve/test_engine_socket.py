@@ -149,7 +149,7 @@ def test_a_connection_that_closes_cancels_everything_that_was_asked_through_it(t
 def test_a_task_that_is_cancelled_while_it_submits_leaves_nothing_behind(tmp_path: Path) -> None:
     async def test(here: Running) -> None:
         client = here.client()
-        await client.card()
+        await client.cards()
         starting = asyncio.create_task(client.start([request("a", FOREVER)]))
         await asyncio.sleep(0)
         starting.cancel()

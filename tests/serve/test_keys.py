@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -136,7 +135,7 @@ def add_some(path: Path) -> None:
 
 def test_keys_that_are_added_at_the_same_time_are_all_there(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
-    with ProcessPoolExecutor(4, mp_context=get_context("spawn")) as pool:
+    with ThreadPoolExecutor(4) as pool:  # each call has a lock of its own, as another process would
         list(pool.map(add_some, [path] * 4))
     assert len(read_keys(path)) == 20
 
@@ -144,7 +143,7 @@ def test_keys_that_are_added_at_the_same_time_are_all_there(tmp_path: Path) -> N
 def test_the_verb_adds_lists_and_revokes(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     added, code = verb.main(["add", str(path), "--tenant", "alice", "--tier", "free", "--lanes", "batch"])
-    assert code == 0 and added["text"].startswith(added["key"])
+    assert code == 0 and added["text"] == added["key"]
     listed, _ = verb.main(["list", str(path)])
     assert [(row["id"], row["tenant"], row["lanes"]) for row in listed["keys"]] == [(added["id"], "alice", ("batch",))]
     assert added["key"] not in str(listed) and read_keys(path)[0].sha256 not in str(listed)

@@ -14,7 +14,7 @@ from jaxml.infer.request import Deadlines
 from jaxml.serve import launch
 from jaxml.serve.address import ServeError
 from jaxml.serve.endpoints import EngineSpec
-from jaxml.serve.gate import Door
+from jaxml.serve.guard import Door
 from jaxml.serve.keys import add_key
 from jaxml.serve.private import Private
 from jaxml.serve.rates import DEFAULT_TIER, Tier
