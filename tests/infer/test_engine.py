@@ -243,7 +243,7 @@ def test_a_receipt_gives_the_same_answer_again_and_is_refused_elsewhere(model, l
     spec = EngineSpec(mode="invariant", max_batch=2, step_tokens=24, cache_bytes=70_000)
     engine = Engine(model, spec, emit=listener)
     engine.start()
-    sampling = Sampling(max_tokens=12, temperature=0.9, logit_bias=((70, 2.0),), num_logprobs=1)
+    sampling = Sampling(max_tokens=12, temperature=0.9, logit_bias=((70, 2.0),), num_logprobs=1, ignore_eos=True)
     engine.submit(Request("asked", tuple(range(40, 90)), sampling, wants_receipt=True))
     for index in range(3):
         engine.submit(Request(str(index), (65 + index,) * 30, Sampling(max_tokens=20)))

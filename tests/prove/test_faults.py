@@ -21,7 +21,7 @@ from jaxml.data.order import Order
 from jaxml.devices.sharding import BATCH_AXES, WIDTH_AXIS
 from jaxml.devices.spec import MeshSpec
 from jaxml.infer.opening import open_checkpoint
-from jaxml.models import attention_split, decoder
+from jaxml.models import attention_split, cache
 from jaxml.models.decoder import Decoder
 from jaxml.models.named import named
 from jaxml.prove import accumulation, decoding, evaluation, order, resuming, sharding
@@ -131,8 +131,8 @@ def moments_not_restored(patch: Patch) -> None:
 
 def cache_off_by_one(patch: Patch) -> None:
     """A query does not see its own token."""
-    real = decoder.visible
-    patch.setattr(decoder, "visible", lambda positions, *rest: real(jnp.maximum(positions - 1, 0), *rest))
+    real = cache.visible
+    patch.setattr(cache, "visible", lambda positions, *rest: real(jnp.maximum(positions - 1, 0), *rest))
 
 
 def resumed(subject: Subject) -> Claim:
