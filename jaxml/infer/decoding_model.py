@@ -1,13 +1,11 @@
 """A causal language model laid out for decoding: parameters prepared, functions jitted, prompts checked.
 
-Reads `infer.opening`, `infer.decode`, `infer.sampling` and `models.unrolled`; `infer.batch` steps it and
+Reads `infer.opening`, `infer.decode` and `models.unrolled`; `infer.runner` and `infer.beam` compute with it, and
 `infer.language_model` is what scripts see.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -18,10 +16,9 @@ import numpy as np
 
 from jaxml.checkpoint.probe import check
 from jaxml.errors import CheckpointError, RequestError
-from jaxml.infer.decode import decode_steps, prefill
+from jaxml.infer.decode import prefill
 from jaxml.infer.opening import Opened
-from jaxml.infer.request import MAX_SEED, Request
-from jaxml.infer.sampling import Rows, make_row, sample
+from jaxml.infer.request import Request
 from jaxml.infer.sealed import probe_batch, products
 from jaxml.infer.text import encode_prompt
 from jaxml.inputs.tokenizers import Tokenizer
@@ -63,8 +60,6 @@ class DecodingModel:
         eos = None if opened.tokenizer is None else opened.tokenizer.eos_id
         self.eos = () if eos is None else (eos,)
         self._prefill = jax.jit(partial(prefill, self.bound), donate_argnums=4)
-        self._decode_steps = jax.jit(partial(_decode_running, self.bound), donate_argnums=(1, 2))
-        self._sample = jax.jit(sample)
         self.beam_step: Callable[..., Any] | None = None  # made at first use by `infer.beam`
         self._check_layout()
 
@@ -102,18 +97,6 @@ class DecodingModel:
             )
         return left if request.sampling.max_tokens is None else min(request.sampling.max_tokens, left)
 
-    def make_row(self, request: Request) -> Rows:
-        """The sampling state of a request before its first token (R = 1). Raises RequestError where `limit` does."""
-        seed = request.sampling.seed
-        return make_row(
-            request.sampling.checked(self.vocab_size),
-            request.prompt,
-            vocab_size=self.vocab_size,
-            max_tokens=self.limit(request),
-            seed=secrets.randbelow(MAX_SEED + 1) if seed is None else seed,
-            eos=self.eos,
-        )
-
     def empty_cache(self, num_rows: int, capacity: int) -> Cache:
         """A cache for `num_rows` rows of at most `capacity` tokens."""
         return empty_cache(self.bound.spec, num_rows, capacity, self.bound.policy.compute)  # type: ignore[arg-type]
@@ -128,15 +111,6 @@ class DecodingModel:
         last = np.array([end - start - 1], np.int32)
         logits, cache = self._prefill(self.params, tokens, np.int32(start), last, cache)
         return logits, cache, end
-
-    def sample(self, logits: jax.Array, rows: Rows) -> Any:
-        """`sampling.sample`, jitted."""
-        return self._sample(logits, rows)
-
-    def decode_steps(self, cache: Cache, rows: Rows, is_running: np.ndarray, num_steps: int) -> Any:
-        """`decode.decode_steps`, jitted, for the rows of which `is_running` [R] says that they are; cache and rows are
-        donated."""
-        return self._decode_steps(self.params, cache, rows, is_running, np.int32(num_steps))
 
     def _check_layout(self) -> None:
         """Refuse to go on when decoding would not give the sealed logits: the probe, through the cache."""
@@ -153,11 +127,6 @@ class DecodingModel:
         faults = check(sealed, got, compute=compute, layout="decoding")
         if faults:
             raise CheckpointError.from_faults(faults)
-
-
-def _decode_running(model: BoundModel, params: Any, cache: Cache, rows: Rows, is_running: Any, num_steps: Any) -> Any:
-    rows = dataclasses.replace(rows, is_done=rows.is_done | ~is_running)
-    return decode_steps(model, params, cache, rows, num_steps)
 
 
 def _precision(opened: Opened) -> PrecisionSpec:

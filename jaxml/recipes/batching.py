@@ -23,7 +23,8 @@ from jaxml.infer.language_model import LanguageModel
 from jaxml.infer.request import Event
 from jaxml.observe.progress import Stream, duration
 from jaxml.recipes.batch_files import Ledger, Line, Record, custom_id_of, numbered_lines, parse_line
-from jaxml.serve.answers import Answer, told
+from jaxml.serve.answers import Answer
+from jaxml.serve.errors import told
 from jaxml.serve.requests import CompletionCall, parse_chat, parse_completion
 from jaxml.serve.served import Served
 

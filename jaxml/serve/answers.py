@@ -17,7 +17,6 @@ from jaxml.infer.request import Event, TokenLogprob
 from jaxml.infer.text import TextStream
 from jaxml.inputs.tokenizers import Tokenizer
 from jaxml.serve.errors import Reply, failure_of
-from jaxml.serve.errors import told as told
 from jaxml.serve.requests import CompletionCall
 from jaxml.serve.token_names import TokenNames, finite
 

@@ -1,8 +1,7 @@
 """The metrics in Prometheus' text format: their names, what they mean, and their buckets.
 
-Reads `serve.measures`; `serve.metrics` calls `render`. The names here are those of `deploy/` and
-`docs/howto/watch_a_service.md`. Through `prometheus_client`, with a registry of our own at each scrape: no global state, and no
-files of its multi-process mode.
+Reads `serve.measures`; `serve.metrics` calls `render`. Through `prometheus_client`, with a registry of our own at each
+scrape: no global state, and no files of its multi-process mode.
 """
 
 from __future__ import annotations

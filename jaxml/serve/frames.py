@@ -18,7 +18,7 @@ from typing import Any
 import msgpack
 
 from jaxml.errors import Fault, JaxmlError, QueueFullError, RequestError
-from jaxml.infer.request import Constraint, Deadlines, Event, Request, Sampling, TokenLogprob
+from jaxml.infer.request import Deadlines, Event, Request, Sampling, TokenLogprob
 
 # The first number that differs between an old worker and a new API process would be here; both are of one start.
 PROTOCOL = 2
@@ -83,16 +83,10 @@ def request_to_plain(request: Request) -> dict[str, Any]:
 
 def request_from_plain(value: dict[str, Any]) -> Request:
     """The request that `request_to_plain` wrote. Raises KeyError or TypeError for anything else."""
-    sampling: dict[str, Any] = {
-        name: tuple(item) if isinstance(item, list) else item for name, item in value["sampling"].items()
-    }
-    sampling["logit_bias"] = tuple((token, bias) for token, bias in sampling["logit_bias"])
-    if sampling["constraint"] is not None:
-        sampling["constraint"] = Constraint(**sampling["constraint"])
     fields: dict[str, Any] = {
         **value,
         "prompt": tuple(value["prompt"]),
-        "sampling": Sampling(**sampling),
+        "sampling": Sampling.from_plain(value["sampling"]),
         "deadlines": Deadlines(**value["deadlines"]),
     }
     return Request(**fields)

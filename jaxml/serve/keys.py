@@ -247,9 +247,8 @@ def _write(path: Path, keys: list[Key]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    finally:
+        temporary.unlink(missing_ok=True)  # Not there any more once it has its name.
 
 
 def _unusable(path: Path, got: str, todo: str) -> ConfigError:

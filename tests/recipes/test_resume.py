@@ -341,6 +341,20 @@ def test_two_processes_cannot_train_in_one_directory(straight: StraightRun, tmp_
         refused(RunError, lambda: train(straight.experiment, tmp_path, quiet()))
 
 
+def test_a_run_on_eight_devices_goes_on_on_one(straight: StraightRun, tmp_path: Path, change) -> None:
+    sharded = change(mesh=dict(data=2, fsdp=4), train=dict(batch_size=16), checkpoint=dict(every=8))
+    single = dataclasses.replace(sharded, mesh=straight.experiment.mesh)
+    train(single, tmp_path / "single", quiet())
+    train(
+        dataclasses.replace(sharded, train=dataclasses.replace(sharded.train, steps=STEPS)), tmp_path / "run", quiet()
+    )
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / str(STEPS))
+    resume(tmp_path / "run", lambda e: dataclasses.replace(e, mesh=straight.experiment.mesh), stream=quiet().stream)
+    pairs = zip(curve(tmp_path / "run"), curve(tmp_path / "single"), strict=True)
+    for here, there in pairs:
+        assert here[1] == pytest.approx(there[1], rel=1e-5)
+
+
 def test_the_run_directory_tells_the_whole_story(straight: StraightRun) -> None:
     record = json.loads((straight.run_dir / "run.json").read_text())
     assert (record["status"], record["exit_code"], len(record["lineage"])) == ("finished", 0, 1)
