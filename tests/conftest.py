@@ -53,7 +53,7 @@ SHARES_S = {"training": 170, "scale": 110, "models": 80, "engine": 90, "service"
 SHARE_OF = {"infer": "engine", "compress": "engine", "serve": "service"}
 SHARE_OF |= {"prove": "scale", "launch": "scale", "devices": "scale"}
 # Programs handed to XLA, found in the persistent cache or not, by all workers of one run.
-COMPILE_LIMIT = 2400
+COMPILE_LIMIT = 2000
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 _started = time.monotonic()

@@ -24,7 +24,7 @@ import numpy as np
 from jaxml.infer.decoding_model import DecodingModel
 from jaxml.infer.runner import PAGE_SIZE, PagedRunner, outcome_of
 from jaxml.infer.sampling import Drawn, Rows, sample
-from jaxml.infer.work import Outcome, Span
+from jaxml.infer.work import Outcome, Span, share_out
 from jaxml.models.build import BoundModel
 from jaxml.models.paged import PagedCache, Pools
 
@@ -58,13 +58,7 @@ class FlatRunner(PagedRunner):
 
     def shares(self, num_rows: int, lengths: Sequence[int]) -> list[int]:
         """See `work.Runner`: what is left of a step, the oldest first."""
-        room = self.num_tokens - num_rows
-        shares = []
-        for length in lengths:
-            share = length if length <= room else room // self.page_size * self.page_size
-            shares.append(share)
-            room -= share
-        return shares
+        return share_out(self.num_tokens - num_rows, lengths, self.page_size)
 
     def run(self, spans: Sequence[Span], num_steps: int) -> list[Outcome]:
         """See `work.Runner`."""

@@ -36,7 +36,6 @@ class Seat:
 
     request: Request
     progress: Progress
-    max_tokens: int
     seed: int
     came_s: float
     order: int
@@ -50,6 +49,11 @@ class Seat:
     has_told: bool = False
     scores: list[TokenLogprob] = field(default_factory=list)
     features: np.ndarray | None = None
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens of the answer."""
+        return self.progress.max_tokens
 
     @property
     def side(self) -> Side | None:
@@ -93,19 +97,11 @@ class Scheduler:
         return len(self._queues)
 
     @property
-    def num_running(self) -> int:
-        return len(self._running)
-
-    @property
     def is_busy(self) -> bool:
         return bool(self._seats)
 
     def __contains__(self, id: str) -> bool:
         return id in self._seats
-
-    def fits(self, num_tokens: int) -> bool:
-        """Whether a text of so many tokens could be held if nothing else were."""
-        return self.pages.num_needed(num_tokens) <= self.pages.num_pages
 
     def add(self, request: Request, progress: Progress, now_s: float, matcher: Matcher | None = None) -> None:
         """Let a request wait. It is checked, and `progress.max_tokens` is a ceiling that fits."""
@@ -113,7 +109,6 @@ class Scheduler:
         seat = Seat(
             request,
             progress,
-            progress.max_tokens,
             secrets.randbelow(MAX_SEED + 1) if seed is None else seed,
             now_s,
             self._num_accepted,
@@ -176,13 +171,10 @@ class Scheduler:
                 events.append(event)
         return events
 
-    def fail(self, ids: Sequence[str], error: ErrorKind, detail: str = "") -> list[Event]:
-        """End requests with an error; those that are not here are left out."""
-        return [self._end(self._seats[id], error, detail) for id in ids if id in self._seats]
-
     def fail_all(self, error: ErrorKind, detail: str = "", *, running_only: bool = False) -> list[Event]:
         """End every request with an error, or every one that has a row."""
-        return self.fail(list(self._running if running_only else self._seats), error, detail)
+        seats = list((self._running if running_only else self._seats).values())
+        return [self._end(seat, error, detail) for seat in seats]
 
     def reset(self) -> None:
         """After the device has lost its state: no row is held, and no page means anything. Nothing may be running."""
@@ -194,7 +186,7 @@ class Scheduler:
         names += ("num_tokens", "num_prompt_tokens", "num_cached_tokens")
         lanes = {f"queued_{lane}": self._queues.num_in(lane) for lane in LANES}
         held = {"pages_total": self.pages.num_pages, "pages_used": self.pages.num_held}
-        now = {"running": self.num_running, "queued": self.num_waiting, "free_places": len(self._free_places)}
+        now = {"running": len(self._running), "queued": self.num_waiting, "free_places": len(self._free_places)}
         return {**now, **lanes, **{n: self.counts[n] for n in names}, **held, "pages_cached": self.pages.num_kept}
 
     def _wait(self, seat: Seat, is_back: bool = False) -> None:

@@ -62,6 +62,21 @@ class Outcome:
     features: Float[np.ndarray, " D"] | None = None
 
 
+def share_out(room: int, lengths: Sequence[int], page_size: int) -> list[int]:
+    """How many tokens of each prompt (of which `lengths` are left) to compute where there is room for `room`, the first of
+    them first. What does not end a prompt is whole pages.
+
+    >>> share_out(20, [7, 30, 5], 4), share_out(20, [3, 4], 4)
+    ([7, 12, 0], [3, 4])
+    """
+    shares = []
+    for length in lengths:
+        share = length if length <= room else room // page_size * page_size
+        shares.append(share)
+        room -= share
+    return shares
+
+
 @runtime_checkable
 class Runner(Protocol):
     """Computes spans for at most `max_rows` requests whose keys and values lie in `num_pages` pages."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxml.infer.request import Request
-from jaxml.infer.work import Outcome, Span
+from jaxml.infer.work import Outcome, Span, share_out
 
 VOCAB = 50
 POISON = 49
@@ -69,12 +69,7 @@ class TextDevice:
         return self.steps
 
     def shares(self, num_rows: int, lengths: Sequence[int]) -> list[int]:
-        room, shares = self.most, []
-        for length in lengths:
-            share = length if length <= room else room // self.page_size * self.page_size
-            shares.append(share)
-            room -= share
-        return shares
+        return share_out(self.most, lengths, self.page_size)
 
     def run(self, spans: Sequence[Span], num_steps: int) -> list[Outcome]:
         self.num_runs += 1

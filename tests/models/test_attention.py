@@ -59,28 +59,37 @@ def random_heads(num_tokens: int, *num_heads: int, width: int = 8, batch: int = 
     return [jnp.asarray(rng.normal(size=(batch, num_tokens, n, width)), jnp.float32) for n in num_heads]
 
 
+def attended(q, k, v, seen: Visible, **options) -> jax.Array:
+    """`attend` as one program: step by step it would be dozens."""
+
+    def run(q, k, v, ids):
+        return attend(q, k, v, seen._replace(segment_ids_BT=ids), **options)
+
+    return jax.jit(run)(q, k, v, seen.segment_ids_BT)
+
+
 def test_grouped_queries_equal_repeated_keys_and_values():
     q, k, v = random_heads(8, 4, 2, 2)
     seen = Visible(jnp.ones((2, 8), jnp.int32), is_causal=True, window=None)
-    grouped = attend(q, k, v, seen, form="xla")
-    repeated = attend(q, jnp.repeat(k, 2, axis=2), jnp.repeat(v, 2, axis=2), seen, form="xla")
+    grouped = attended(q, k, v, seen, form="xla")
+    repeated = attended(q, jnp.repeat(k, 2, axis=2), jnp.repeat(v, 2, axis=2), seen, form="xla")
     np.testing.assert_allclose(grouped, repeated, rtol=0, atol=1e-6)
 
 
 def test_a_window_as_long_as_the_row_changes_nothing_and_a_window_of_one_returns_the_value():
     q, k, v = random_heads(8, 2, 2, 2)
     ids = jnp.ones((2, 8), jnp.int32)
-    whole = attend(q, k, v, Visible(ids, True, None), form="xla")
-    np.testing.assert_array_equal(attend(q, k, v, Visible(ids, True, 8), form="xla"), whole)
-    np.testing.assert_allclose(attend(q, k, v, Visible(ids, False, 1), form="xla"), v, rtol=0, atol=1e-6)
+    whole = attended(q, k, v, Visible(ids, True, None), form="xla")
+    np.testing.assert_array_equal(attended(q, k, v, Visible(ids, True, 8), form="xla"), whole)
+    np.testing.assert_allclose(attended(q, k, v, Visible(ids, False, 1), form="xla"), v, rtol=0, atol=1e-6)
 
 
 def test_a_wide_softcap_changes_little_and_a_narrow_one_averages():
     q, k, v = random_heads(8, 2, 2, 2)
     seen = Visible(jnp.ones((2, 8), jnp.int32), False, None)
-    plain = attend(q, k, v, seen, form="xla")
-    np.testing.assert_allclose(attend(q, k, v, seen, form="xla", logit_softcap=1e4), plain, rtol=0, atol=1e-5)
-    flat = attend(q, k, v, seen, form="xla", logit_softcap=1e-6)
+    plain = attended(q, k, v, seen, form="xla")
+    np.testing.assert_allclose(attended(q, k, v, seen, form="xla", logit_softcap=1e4), plain, rtol=0, atol=1e-5)
+    flat = attended(q, k, v, seen, form="xla", logit_softcap=1e-6)
     np.testing.assert_allclose(flat, jnp.broadcast_to(v.mean(1, keepdims=True), v.shape), rtol=0, atol=1e-5)
 
 
@@ -89,6 +98,6 @@ def test_the_pallas_form_interpreted_equals_the_xla_form(is_causal, window, cap)
     q, k, v = random_heads(128, 2, 1, 1, batch=1)
     ids = jnp.asarray([[1] * 50 + [2] * 60 + [0] * 18], jnp.int32)
     seen = Visible(ids, is_causal, window)
-    expected = attend(q, k, v, seen, form="xla", logit_softcap=cap)
+    expected = attended(q, k, v, seen, form="xla", logit_softcap=cap)
     got = _attend_pallas(q, k, v, seen, cap, interpret=True)
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import pytest
 from jaxml.models import paged
 from jaxml.models.paged import PagedCache, attend_pages, empty_pages, page_bytes
 from tests.models import tiny
-from tests.models.test_cache import CAUSAL, TOKENS, assert_close, extend, params_of, whole
+from tests.models.test_cache import CAUSAL, TOKENS, assert_close, assert_goes_on, extend, params_of, whole
 
 PAGE = 4
 # Row 0 owns pages 5, 2, 6 and row 1 pages 3, 1, 4; one entry more than a row needs, for a piece that runs over its end.
@@ -48,24 +49,19 @@ def test_rows_that_end_apart_are_decoded_as_if_alone_in_scattered_pages(name):
         begun = TOKENS[:, :4].copy()
         begun[1, 2:] = 31
         _, cached = run(params, begun, np.zeros(2, np.int32), pages_of(name))
-        places = np.array([4, 2], np.int32)
-        for _ in range(3):
-            tokens = TOKENS[[0, 1], places][:, None]
-            features, cached = run(params, tokens, places, cached)
-            assert_close(np.asarray(features)[:, 0], whole(name)[[0, 1], places])
-            places = places + 1
+        assert_goes_on(name, partial(run, params), cached)
 
 
 def attention(positions: np.ndarray, window: int | None, table: np.ndarray, fill: float) -> Any:
     """Of random queries over six random pages, with `fill` beyond each row's position."""
-    key = jax.random.key(0)
+    chance = np.random.default_rng(0)
     rows, tokens = positions.shape
-    q = jax.random.normal(key, (rows, tokens, 4, 8))
-    pages = [jax.random.normal(jax.random.fold_in(key, number), (7, 2, PAGE, 8)) for number in (1, 2)]
+    q = chance.normal(size=(rows, tokens, 4, 8))
+    pages = [chance.normal(size=(7, 2, PAGE, 8)) for _ in range(2)]
     for row in range(rows):
         for slot in range(positions[row].max() + 1, table.shape[1] * PAGE):
-            page = table[row, slot // PAGE]
-            pages = [leaf.at[page, :, slot % PAGE].set(fill) for leaf in pages]
+            for leaf in pages:
+                leaf[table[row, slot // PAGE], :, slot % PAGE] = fill
     run = jax.jit(lambda q, keys, values, *where: attend_pages(q, keys, values, *where, window, None))
     return q, pages, np.asarray(run(q, *pages, table, positions))
 
